@@ -1,0 +1,170 @@
+// Errors, ids, checked arithmetic, descriptors, digests, sockets.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+
+#include "common/checked_math.h"
+#include "common/digest.h"
+#include "common/error.h"
+#include "common/ids.h"
+#include "common/result.h"
+#include "common/socket.h"
+#include "common/unique_fd.h"
+#include "tests/support/catch.h"
+
+namespace modelcache {
+namespace {
+
+bool IsOpen(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
+
+std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+TEST_CASE("Error: every code has a name of its own", "[unit]") {
+  std::vector<std::string_view> names;
+  for (std::uint16_t number = 0; number <= 19; ++number) {
+    const auto name = ErrorCodeName(static_cast<ErrorCode>(number));
+    CHECK(name != "unknown");
+    CHECK(std::find(names.begin(), names.end(), name) == names.end());
+    names.push_back(name);
+  }
+  CHECK(ErrorCodeName(static_cast<ErrorCode>(20)) == "unknown");
+}
+
+TEST_CASE("Error: errno values with a code of their own are mapped", "[unit]") {
+  CHECK(SystemError("open", EMFILE).code == ErrorCode::kLimit);
+  CHECK_THAT(SystemError("open", EMFILE).message, Contains("RLIMIT_NOFILE"));
+  CHECK(SystemError("open", EACCES).code == ErrorCode::kPermission);
+  CHECK(SystemError("open", ENOENT).code == ErrorCode::kNotFound);
+  const Error other = SystemError("mmap", EIO);
+  CHECK(other.code == ErrorCode::kSystem);
+  CHECK(other.errno_value == EIO);
+  CHECK_THAT(other.message, Contains("mmap: "));
+}
+
+TEST_CASE("Ids: hexadecimal text and back, anything else refused", "[unit]") {
+  const std::string text = "00112233445566778899aabbccddeeff";
+  const auto id = ArenaId::FromHex(text);
+  REQUIRE(id);
+  CHECK(id->Hex() == text);
+  CHECK_FALSE(ArenaId::FromHex(text.substr(1)));
+  CHECK_FALSE(ArenaId::FromHex("zz112233445566778899aabbccddeeff"));
+}
+
+TEST_CASE("Checked math: overflow is nothing, ranges never wrap", "[unit]") {
+  constexpr std::uint64_t kMax = UINT64_MAX;
+  CHECK_FALSE(CheckedAdd(kMax, 1));
+  CHECK(CheckedAdd(kMax, 0) == kMax);
+  CHECK_FALSE(CheckedMul(1ULL << 32U, 1ULL << 32U));
+  CHECK(CheckedMul(1ULL << 32U, 2) == 1ULL << 33U);
+  CHECK_FALSE(CheckedAlignUp(kMax, 64));
+  CHECK(CheckedAlignUp(65, 64) == 128U);
+  CHECK(Within({0, 8}, 8));
+  CHECK_FALSE(Within({1, 8}, 8));
+  CHECK_FALSE(Within({kMax, 2}, 8));
+  CHECK_FALSE(Within({2, kMax}, 8));
+}
+
+TEST_CASE("UniqueFd: closes once, moves ownership", "[unit]") {
+  int raw = -1;
+  {
+    UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    raw = fd.get();
+    UniqueFd other(std::move(fd));
+    CHECK(other.get() == raw);
+    CHECK(IsOpen(raw));
+  }
+  CHECK_FALSE(IsOpen(raw));
+}
+
+TEST_CASE("Digest: depends on content, order and size", "[unit]") {
+  const std::string zeros(kDigestLeafBytes + 5, '\0');
+  std::string changed = zeros;
+  changed.back() = 1;
+  CHECK(HashStorage(Bytes(zeros)) == HashStorage(Bytes(zeros)));
+  CHECK(HashStorage(Bytes(zeros)) != HashStorage(Bytes(changed)));
+  CHECK(HashStorage(Bytes(zeros)) != HashStorage(Bytes(zeros).first(kDigestLeafBytes)));
+  CHECK(HashStorage({}) != HashStorage(Bytes(std::string(1, '\0'))));
+}
+
+TEST_CASE("Digest: leaves hashed apart combine to the digest of the whole", "[unit]") {
+  std::string text(2 * kDigestLeafBytes + 17, 'x');
+  text[kDigestLeafBytes] = 'y';
+  const auto bytes = Bytes(text);
+  const std::array<Digest, 3> leaves = {
+      HashBytes(bytes.first(kDigestLeafBytes)),
+      HashBytes(bytes.subspan(kDigestLeafBytes, kDigestLeafBytes)),
+      HashBytes(bytes.subspan(2 * kDigestLeafBytes))};
+  CHECK(CombineLeaves(leaves, bytes.size()) == HashStorage(bytes));
+}
+
+TEST_CASE("Digest: a sample sees the ends, and reads small content whole", "[unit]") {
+  std::string large(1U << 20U, 'a');
+  std::string other = large;
+  other.front() = 'b';
+  CHECK(SampleStorage(Bytes(large)) != SampleStorage(Bytes(other)));
+  other = large;
+  other.back() = 'b';
+  CHECK(SampleStorage(Bytes(large)) != SampleStorage(Bytes(other)));
+  std::string small(10000, 'a');
+  std::string middle = small;
+  middle[5000] = 'b';
+  CHECK(SampleStorage(Bytes(small)) != SampleStorage(Bytes(middle)));
+}
+
+TEST_CASE("Socket: descriptors travel with the bytes and are close-on-exec", "[unit]") {
+  auto pair = MakeSocketPair();
+  REQUIRE(pair.ok());
+  UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const std::array<int, 1> sent = {null.get()};
+  REQUIRE(SendAll(pair->first.get(), Bytes("hello"), sent, DeadlineAfter(std::chrono::seconds(5)))
+              .ok());
+  std::array<std::byte, 64> buffer;
+  std::vector<UniqueFd> received;
+  auto got = ReceiveSome(pair->second.get(), buffer, received);
+  REQUIRE(got.ok());
+  CHECK(got->size_bytes == 5);
+  REQUIRE(received.size() == 1);
+  CHECK((::fcntl(received[0].get(), F_GETFD) & FD_CLOEXEC) != 0);
+}
+
+TEST_CASE("Socket: an empty socket would block, a closed one says so", "[unit]") {
+  auto pair = MakeSocketPair();
+  REQUIRE(pair.ok());
+  std::array<std::byte, 8> buffer;
+  std::vector<UniqueFd> none;
+  CHECK(ReceiveSome(pair->second.get(), buffer, none)->would_block);
+  CHECK(WaitReadable(pair->second.get(), DeadlineAfter(Duration::zero())).error().code ==
+        ErrorCode::kTimeout);
+  pair->first.Reset();
+  CHECK(ReceiveSome(pair->second.get(), buffer, none)->closed);
+  CHECK(SendSome(pair->second.get(), Bytes("x"), {}).error().code == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("Socket: a path of 107 bytes is accepted, 108 is refused with both numbers", "[unit]") {
+  CHECK(CheckSocketPath(std::string(107, 'a')).ok());
+  const auto refused = CheckSocketPath(std::string(108, 'a'));
+  REQUIRE_FALSE(refused.ok());
+  CHECK_THAT(refused.error().message, Contains("108 bytes, limit 107"));
+  CHECK_FALSE(CheckSocketPath("").ok());
+}
+
+TEST_CASE("Socket: nobody listening is kUnavailable", "[unit]") {
+  CHECK(ConnectUnix("/nonexistent/socket").error().code == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("Socket: the default path follows the environment", "[unit]") {
+  REQUIRE(::setenv("MODELCACHE_SOCKET", "/x/socket", 1) == 0);
+  CHECK(DefaultSocketPath().value() == "/x/socket");
+  REQUIRE(::unsetenv("MODELCACHE_SOCKET") == 0);
+  REQUIRE(::setenv("XDG_RUNTIME_DIR", "/run/user/7", 1) == 0);
+  CHECK(DefaultSocketPath().value() == "/run/user/7/modelcache/socket");
+  REQUIRE(::setenv("XDG_RUNTIME_DIR", ("/" + std::string(200, 'd')).c_str(), 1) == 0);
+  CHECK(DefaultSocketPath().error().code == ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace modelcache
