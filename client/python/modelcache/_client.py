@@ -1,0 +1,257 @@
+"""Client: a connection to the daemon, as an object and as one default per socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from ctypes import byref, c_char_p, c_void_p, sizeof
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+
+from modelcache import _ffi
+from modelcache._model import Model
+
+PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+Progress = Union[None, bool, Callable[[int, int], Any]]
+
+
+def _milliseconds(seconds: Optional[float]) -> int:
+    # The library reads 0 as "the default", so the shortest wait is one millisecond.
+    return 0 if seconds is None else max(1, int(seconds * 1000))
+
+
+class _ProgressBar:
+    """One line on standard error, shown for loads that take longer than half a second."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._shown = False
+
+    def __call__(self, done: int, total: int) -> None:
+        if not total or time.monotonic() - self._start < 0.5:
+            return
+        self._shown = True
+        filled = 30 * done // total
+        bar = "#" * filled + "." * (30 - filled)
+        sys.stderr.write(f"\rmodelcache: [{bar}] {done / 2**20:.0f} of {total / 2**20:.0f} MiB")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        if self._shown:
+            sys.stderr.write("\n")
+
+
+class _ProgressCall:
+    """Carries a progress function through C: what it raises cancels the load and is kept."""
+
+    def __init__(self, progress: Progress) -> None:
+        if progress is None:
+            progress = os.environ.get("MODELCACHE_PROGRESS", "0") not in ("", "0")
+        self.raised: Optional[BaseException] = None
+        self._bar = _ProgressBar() if progress is True else None
+        self._report = self._bar if progress is True else progress
+        # Always installed: it is where Python sees Ctrl-C while the library waits for a cold load.
+        self.function = _ffi.ProgressFunction(self._call)
+
+    def _call(self, _user: Any, done: int, total: int) -> int:
+        try:
+            if callable(self._report):
+                self._report(done, total)
+        except BaseException as raised:  # noqa: B902 - must not unwind through C
+            self.raised = raised
+            return 1
+        return 0
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _encoded(text: Optional[str]) -> Optional[bytes]:
+    return None if text is None else os.fsencode(text)
+
+
+def _path_list(path_or_paths: Union[PathLike, Sequence[PathLike]]) -> List[bytes]:
+    if isinstance(path_or_paths, (str, bytes, os.PathLike)):
+        return [os.fsencode(path_or_paths)]
+    return [os.fsencode(path) for path in path_or_paths]
+
+
+class Client:
+    """A connection to the daemon. Any thread; a forked child gets a connection of its own.
+
+    `socket`: path of the daemon's socket, by default as the daemon computes it.
+    `autostart`: start a daemon when none answers; by default unless MODELCACHE_AUTOSTART=0.
+    `timeout`: seconds for connecting, starting included.
+    """
+
+    def __init__(
+        self,
+        socket: Optional[PathLike] = None,
+        *,
+        autostart: Optional[bool] = None,
+        timeout: Optional[float] = None,
+    ) -> None:
+        self._pointer: Optional[int] = None
+        self._lib = _ffi.library()
+        options = _ffi.ClientOptions(struct_size=sizeof(_ffi.ClientOptions))
+        if autostart is not None:
+            options.autostart = (
+                _ffi.MC_AUTOSTART_ALWAYS if autostart else _ffi.MC_AUTOSTART_NEVER
+            )
+        options.socket_path = None if socket is None else os.fsencode(socket)
+        options.timeout_ms = _milliseconds(timeout)
+        pointer = c_void_p()
+        _ffi.check(self._lib.mc_client_connect(byref(options), byref(pointer)))
+        self._pointer = pointer.value
+
+    def close(self) -> None:
+        """Gives up the connection; models opened through it stay valid."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            self._lib.mc_client_close(pointer)
+
+    def __del__(self) -> None:
+        if getattr(self, "_pointer", None) is not None:
+            self.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _handle(self) -> int:
+        if self._pointer is None:
+            raise _ffi.error("invalid_argument", "this modelcache.Client is closed")
+        return self._pointer
+
+    def _info(self) -> _ffi.ClientInfo:
+        info = _ffi.ClientInfo(struct_size=sizeof(_ffi.ClientInfo))
+        _ffi.check(self._lib.mc_client_get_info(self._handle(), byref(info)))
+        return info
+
+    @property
+    def socket_path(self) -> str:
+        return os.fsdecode(self._info().socket_path)
+
+    @property
+    def daemon_pid(self) -> int:
+        """The daemon's pid in the daemon's own PID namespace."""
+        return int(self._info().daemon_pid)
+
+    def open(
+        self,
+        path_or_paths: Union[PathLike, Sequence[PathLike]],
+        *,
+        name: Optional[str] = None,
+        format: str = "auto",
+        device: str = "cpu",
+        timeout: Optional[float] = None,
+        progress: Progress = None,
+        pin: bool = False,
+    ) -> Model:
+        """The model in a file, a folder, an index of shards, or several files.
+
+        `timeout`: seconds to wait for a cold load, by default MODELCACHE_LOAD_TIMEOUT, else no
+        limit. `progress`: True for a line on standard error, or a function of (done, total) bytes;
+        what it raises gives up the load. Raises subclasses of Error.
+        """
+        paths = _path_list(path_or_paths)
+        call = _ProgressCall(progress)
+        options = _ffi.OpenOptions(
+            struct_size=sizeof(_ffi.OpenOptions),
+            flags=_ffi.MC_OPEN_PIN if pin else 0,
+            name=_encoded(name),
+            format=_encoded(format),
+            device=_encoded(device),
+            timeout_ms=_milliseconds(timeout),
+            progress=call.function,
+        )
+        array = (c_char_p * max(1, len(paths)))(*paths)
+        pointer = c_void_p()
+        status = self._lib.mc_model_open(
+            self._handle(), array, len(paths), byref(options), byref(pointer)
+        )
+        call.close()
+        if call.raised is not None:
+            if status == 0:
+                self._lib.mc_model_close(pointer)
+            raise call.raised
+        _ffi.check(status)
+        return Model(pointer)
+
+    def resident(self, model: str) -> Model:
+        """A model that is resident already, by name, id (six digits or more) or path."""
+        pointer = c_void_p()
+        _ffi.check(
+            self._lib.mc_model_open_resident(self._handle(), os.fsencode(model), byref(pointer))
+        )
+        return Model(pointer)
+
+    def call(self, method: str, **arguments: Any) -> Dict[str, Any]:
+        """A control request and its answer, both as docs/protocol.md names their members."""
+        reply = c_void_p()
+        _ffi.check(
+            self._lib.mc_call(
+                self._handle(), method.encode(), json.dumps(arguments).encode(), byref(reply)
+            )
+        )
+        return json.loads(_ffi.take_text(reply))
+
+    def status(self) -> Dict[str, Any]:
+        return self.call("status")
+
+    def list(self) -> List[Dict[str, Any]]:
+        return self.call("list")["models"]
+
+    def why(self, model: str) -> Dict[str, Any]:
+        """State and history of a model, every hit, miss and eviction with its reason."""
+        return self.call("why", model=os.fspath(model))
+
+    def evict(self, model: str) -> None:
+        self.call("evict", model=os.fspath(model))
+
+    def pin(self, model: str) -> None:
+        self.call("pin", model=os.fspath(model))
+
+    def unpin(self, model: str) -> None:
+        self.call("unpin", model=os.fspath(model))
+
+    def verify(self, model: str) -> Dict[str, Any]:
+        """Hashes the model's memory again and compares it with its files."""
+        return self.call("verify", model=os.fspath(model))
+
+    def metrics(self) -> str:
+        """Counters in Prometheus' text format."""
+        return self.call("metrics")["text"]
+
+    def shutdown(self) -> None:
+        self.call("shutdown")
+
+
+_defaults: Dict[str, Client] = {}
+_defaults_lock = threading.Lock()
+
+
+def default_client() -> Client:
+    """The process's own client for the socket that the environment names now."""
+    path = _ffi.default_socket_path()
+    client = _defaults.get(path)
+    if client is None:
+        with _defaults_lock:
+            client = _defaults.get(path)
+            if client is None:
+                client = _defaults[path] = Client(path)
+    return client
+
+
+def _reset_after_fork() -> None:
+    # Another thread of the parent may have held the lock at the moment of the fork.
+    global _defaults_lock
+    _defaults_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)

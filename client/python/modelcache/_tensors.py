@@ -1,0 +1,183 @@
+"""Tensors over the memory of a model: one torch storage for each of its storages, no copies."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import json
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from modelcache import _ffi
+from modelcache._model import Tables
+
+_VIEW_FLAGS = _ffi.MC_TENSOR_CONJUGATE | _ffi.MC_TENSOR_NEGATIVE
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
+
+# A tensor of any dtype must start from some bytes before `set_` points it at its storage;
+# torch.empty would warn for some dtypes.
+_SEED = (ctypes.c_char * 16)()
+
+
+class TensorBuilder:
+    """Builds each tensor of a model once. Any thread, without locks: the first one built is kept."""
+
+    def __init__(self, tables: Tables, metadata: bytes, model: str) -> None:
+        self._tables = tables
+        self._model = model
+        self._tensors: Dict[int, torch.Tensor] = {}
+        self._storages: Dict[int, torch.UntypedStorage] = {}
+        self._uses = collections.Counter(row[2] for row in tables.rows)
+        self._dtypes: Dict[int, Tuple[Optional[torch.dtype], int]] = {}
+        self._metadata = metadata
+        # Parsing the metadata of a large checkpoint costs more than its tensors.
+        self._quantization: Dict[str, Any] = {}
+        self._same: Dict[int, int] = {}
+        if b'"quantization"' in metadata or b'"is"' in metadata:
+            self._read_metadata(json.loads(metadata))
+
+    def tensor(self, number: int) -> torch.Tensor:
+        number = self._same.get(number, number)
+        built = self._tensors.get(number)
+        if built is None:
+            built = self._tensors.setdefault(number, self._build(number))
+        return built
+
+    def all(self) -> List[torch.Tensor]:
+        """Every tensor in order."""
+        tensors = self._tensors
+        if not tensors and not self._same:
+            self._build_plain()
+        count = len(self._tables.rows)
+        if len(tensors) == count:
+            return [tensors[number] for number in range(count)]
+        return [self.tensor(number) for number in range(count)]
+
+    def storage(self, number: int) -> torch.UntypedStorage:
+        """A torch storage of exactly the bytes of storage `number`."""
+        made = self._storages.get(number)
+        if made is None:
+            made = self._storages.setdefault(number, self._make_storage(number))
+        return made
+
+    def name(self, number: int) -> str:
+        return self._tables.names[number]
+
+    # ---- building -------------------------------------------------------------------------------
+
+    def _build_plain(self) -> None:
+        """The tensors that alone cover their storage, which are nearly all, in one quick pass."""
+        tables, tensors, uses = self._tables, self._tensors, self._uses
+        whole, low, addresses, sizes = (
+            tables.whole(), tables.low, tables.addresses, tables.storage_bytes
+        )  # fmt: skip
+        dimensions, dtypes, frombuffer = tables.dimensions, self._dtypes, torch.frombuffer
+        for number, row in enumerate(tables.rows):
+            _, _, storage, offset, nbytes, first, ndim, code, flags, _ = row
+            if flags or offset or uses[storage] != 1 or not nbytes or sizes[storage] != nbytes:
+                continue
+            dtype, itemsize = dtypes.get(code) or self._dtype(code)
+            if dtype is None or not itemsize:
+                continue
+            tensor = frombuffer(
+                whole, dtype=dtype, count=nbytes // itemsize, offset=addresses[storage] - low
+            )
+            if ndim != 1:
+                middle = first + ndim
+                # In place: a view would remember a base that a direct load does not have.
+                tensor.as_strided_(dimensions[first:middle], dimensions[middle : middle + ndim])
+            tensors.setdefault(number, tensor)
+
+    def _build(self, number: int) -> torch.Tensor:
+        row = self._tables.rows[number]
+        shape, stride = self._tables.shape_and_stride(row)
+        dtype, itemsize = self._dtypes.get(row[7]) or self._dtype(row[7])
+        if dtype is None:
+            raise self._no_dtype(number)
+        if row[2] == _ffi.MC_NO_STORAGE:
+            tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        elif not itemsize:
+            tensor = self._quantized(number, dtype, shape, stride)
+        else:
+            tensor = torch.frombuffer(_SEED, dtype=dtype, count=1)
+            tensor.set_(self.storage(row[2]), row[3] // itemsize, shape, stride)
+        return _with_flags(tensor, row[8])
+
+    def _quantized(
+        self, number: int, dtype: torch.dtype, shape: Tuple[int, ...], stride: Tuple[int, ...]
+    ) -> torch.Tensor:
+        row = self._tables.rows[number]
+        kind = self._quantization.get(str(number))
+        if kind is None:
+            raise _ffi.error(
+                "unsupported", f"{self._model}: tensor {self.name(number)!r} has no quantizer"
+            )
+        bits = _ffi.library().mc_dtype_bits(row[7])
+        if kind.get("scheme", "").startswith("per_channel"):
+            tensor = torch._empty_per_channel_affine_quantized(
+                shape,
+                scales=torch.tensor(kind["scale"], dtype=torch.float64),
+                zero_points=torch.tensor(kind["zero_point"], dtype=torch.int64),
+                axis=kind["axis"],
+                dtype=dtype,
+            )
+        else:
+            tensor = torch._empty_affine_quantized(
+                shape, scale=kind["scale"], zero_point=kind["zero_point"], dtype=dtype
+            )
+        return tensor.set_(self.storage(row[2]), row[3] * 8 // bits, shape, stride)
+
+    def _make_storage(self, number: int) -> torch.UntypedStorage:
+        tables = self._tables
+        nbytes = tables.storage_bytes[number]
+        if not nbytes:  # torch.frombuffer refuses empty buffers
+            return torch.UntypedStorage(0)
+        offset = tables.addresses[number] - tables.low
+        return torch.frombuffer(
+            tables.whole(), dtype=torch.uint8, count=nbytes, offset=offset
+        ).untyped_storage()
+
+    # ---- element types --------------------------------------------------------------------------
+
+    def _dtype(self, code: int) -> Tuple[Optional[torch.dtype], int]:
+        """The installed torch's dtype, None when it has none; item size, 0 when quantized."""
+        name = _ffi.dtype_names().get(code, "")
+        dtype = getattr(torch, name, None) if name else None
+        size = 0 if name in _QUANTIZED else _ffi.library().mc_dtype_bits(code) // 8
+        self._dtypes[code] = (dtype, size)
+        return self._dtypes[code]
+
+    def _no_dtype(self, number: int) -> _ffi.Error:
+        name = _ffi.dtype_names().get(self._tables.rows[number][7], "unknown")
+        return _ffi.error(
+            "unsupported",
+            f"{self._model}: tensor {self.name(number)!r} has dtype {_display(name)}, which torch "
+            f"{torch.__version__} does not have; Model.raw({self.name(number)!r}) gives its bytes",
+        )
+
+    def _read_metadata(self, description: Dict[str, Any]) -> None:
+        from modelcache import _structure
+
+        self._quantization = description.get("quantization", {})
+        self._same = _structure.same_objects(description.get("structure"))
+
+
+def _with_flags(tensor: torch.Tensor, flags: int) -> torch.Tensor:
+    if flags & _VIEW_FLAGS:
+        metadata = {}
+        if flags & _ffi.MC_TENSOR_CONJUGATE:
+            metadata["conj"] = True
+        if flags & _ffi.MC_TENSOR_NEGATIVE:
+            metadata["neg"] = True
+        torch._utils.set_tensor_metadata(tensor, metadata)
+    requires_grad = bool(flags & _ffi.MC_TENSOR_REQUIRES_GRAD)
+    if flags & _ffi.MC_TENSOR_PARAMETER:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _display(name: str) -> str:
+    """The name with safetensors' spelling where people know a dtype by that."""
+    kinds = {"float4_e2m1fn_x2": "F4", "float6_e2m3": "F6_E2M3", "float6_e3m2": "F6_E3M2"}
+    return f"{name} ({kinds[name]})" if name in kinds else name
