@@ -130,7 +130,7 @@ def ctest(preset, arguments=()):
         ["ctest", "--preset", preset, "-j", jobs(), *arguments],
         env=environment.run_environment(preset), log=STATE / "log" / f"ctest-{preset}.log",
     )
-    return code == 0, _summary(text, r"tests passed, \d+ tests failed") or f"ctest {preset}: no summary"
+    return code == 0, _summary(text, r"\d+% tests passed") or f"ctest {preset}: no summary"
 
 
 def pytest(arguments=()):
