@@ -41,17 +41,32 @@ Digest HashStorage(std::span<const std::byte> bytes) {
   return CombineLeaves(leaves, bytes.size());
 }
 
-Digest SampleStorage(std::span<const std::byte> bytes) {
-  if (bytes.size() <= 4 * kSampleBytes) {
-    return HashStorage(bytes);
+std::optional<Digest> SampleStorage(std::uint64_t size_bytes, const ReadBytesAt& read_at) {
+  constexpr std::size_t kPieces = 4;
+  std::array<std::byte, kPieces * kSampleBytes> buffer;
+  if (size_bytes <= buffer.size()) {
+    const auto all = std::span(buffer).first(size_bytes);
+    return read_at(0, all) ? std::optional(HashStorage(all)) : std::nullopt;
   }
   // Ends and thirds: padded or partly zero storages usually differ at one of them.
-  const std::size_t last = bytes.size() - kSampleBytes;
-  std::array<Digest, 4> pieces;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    pieces[i] = HashBytes(bytes.subspan(last / (pieces.size() - 1) * i, kSampleBytes));
+  const std::uint64_t last = size_bytes - kSampleBytes;
+  const auto piece = std::span(buffer).first(kSampleBytes);
+  std::array<Digest, kPieces> pieces;
+  for (std::size_t i = 0; i < kPieces; ++i) {
+    if (!read_at(last / (kPieces - 1) * i, piece)) {
+      return std::nullopt;
+    }
+    pieces[i] = HashBytes(piece);
   }
-  return CombineLeaves(pieces, bytes.size());
+  return CombineLeaves(pieces, size_bytes);
+}
+
+Digest SampleStorage(std::span<const std::byte> bytes) {
+  const auto copy = [&](std::uint64_t offset_bytes, std::span<std::byte> out) {
+    std::memcpy(out.data(), bytes.data() + offset_bytes, out.size());
+    return true;
+  };
+  return *SampleStorage(bytes.size(), copy);
 }
 
 }  // namespace modelcache

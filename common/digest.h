@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,5 +30,12 @@ Digest HashStorage(std::span<const std::byte> bytes);
 // A digest of the size and of a few pages of the content, cheap whatever the size: storages whose
 // samples differ are different; those whose samples agree are worth comparing.
 Digest SampleStorage(std::span<const std::byte> bytes);
+
+// Fills `out` with the bytes from `offset_bytes` on; false when they cannot be read.
+using ReadBytesAt = std::function<bool(std::uint64_t offset_bytes, std::span<std::byte> out)>;
+
+// As SampleStorage for bytes that are not in memory: reads only what the sample looks at, 16 KiB at
+// most. Nothing when `read_at` gave false.
+std::optional<Digest> SampleStorage(std::uint64_t size_bytes, const ReadBytesAt& read_at);
 
 }  // namespace modelcache

@@ -10,16 +10,14 @@
 namespace modelcache {
 namespace {
 
-#ifndef MFD_NOEXEC_SEAL
-constexpr unsigned MFD_NOEXEC_SEAL = 0x0008U;  // Linux 6.3; the C library's headers are older
-#endif
+constexpr unsigned kNoExecSeal = 0x0008U;  // MFD_NOEXEC_SEAL, Linux 6.3; headers may be older
 
 constexpr int kSizeSeals = F_SEAL_GROW | F_SEAL_SHRINK;
 constexpr int kWriteSeal = F_SEAL_WRITE;
 
 int CreateNotExecutable(const std::string& name, Sys& sys) {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  const int fd = sys.MemfdCreate(name.c_str(), kFlags | MFD_NOEXEC_SEAL);
+  const int fd = sys.MemfdCreate(name.c_str(), kFlags | kNoExecSeal);
   if (fd < 0 && errno == EINVAL) {
     return sys.MemfdCreate(name.c_str(), kFlags);  // before Linux 6.3
   }

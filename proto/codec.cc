@@ -18,7 +18,8 @@ constexpr std::size_t kMaxNestedJson = 16;  // bodies are flat; deeper ones are 
 // type or range sets the error, after which nothing else is read.
 class Reader {
  public:
-  explicit Reader(const Json& json, std::string where = "") : json_(json), where_(where) {
+  explicit Reader(const Json& json, std::string where = "")
+      : json_(json), where_(std::move(where)) {
     if (!json_.is_object()) {
       Fail("", "an object");
     }

@@ -71,7 +71,8 @@ Result<void> FrameReader::Feed(std::span<const std::byte> bytes,
   }
   buffer_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   std::move(descriptors.begin(), descriptors.end(), std::back_inserter(descriptors_));
-  if (descriptors_.size() > 2 * 255) {
+  constexpr std::size_t kMostPending = 510;  // two frames
+  if (descriptors_.size() > kMostPending) {
     return ProtocolError("more descriptors arrived than any frame announced");
   }
   return {};

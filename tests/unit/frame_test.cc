@@ -90,7 +90,8 @@ TEST_CASE("FrameReader: descriptors go to the frames that announced them", "[uni
   descriptors.push_back(Null());
   descriptors.push_back(Null());
   const int second = descriptors[1].get();
-  REQUIRE(reader.Feed(Bytes(OneFrame("a", 1) + OneFrame("b", 1)), std::move(descriptors)).ok());
+  const auto fed = reader.Feed(Bytes(OneFrame("a", 1) + OneFrame("b", 1)), std::move(descriptors));
+  REQUIRE(fed.ok());
   auto first_frame = reader.Next();
   auto second_frame = reader.Next();
   REQUIRE(first_frame.ok());
@@ -104,7 +105,8 @@ TEST_CASE("FrameReader: dropped descriptors are noticed and the stream goes on",
   FrameReader reader;
   std::vector<UniqueFd> one;
   one.push_back(Null());
-  REQUIRE(reader.Feed(Bytes(OneFrame("a", 3)), std::move(one)).ok());
+  const auto fed = reader.Feed(Bytes(OneFrame("a", 3)), std::move(one));
+  REQUIRE(fed.ok());
   auto frame = reader.Next();
   REQUIRE(frame.ok());
   CHECK((*frame)->DescriptorsMissing());

@@ -196,7 +196,7 @@ TEST_CASE("Manifest: extents of views", "[unit]") {
   };
   CHECK(extent({}, {}, Dtype::kFloat64) == 8);
   CHECK(extent({0}, {1}, Dtype::kFloat32) == 0);
-  CHECK(extent({2, 3}, {1, 10}, Dtype::kInt16) == 2 * (1 + 20 + 1));
+  CHECK(extent({2, 3}, {1, 10}, Dtype::kInt16) == 44);
   CHECK(extent({5}, {0}, Dtype::kUint8) == 1);
   CHECK(extent({4}, {1}, Dtype::kFloat6E2m3) == 3);
   CHECK(ContiguousStride(std::vector<std::int64_t>{2, 0, 3}) == std::vector<std::int64_t>{3, 3, 1});
