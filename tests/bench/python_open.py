@@ -6,6 +6,7 @@
 import json
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -19,7 +20,8 @@ def with_modelcache(path):
 def with_safetensors(path):
     from safetensors.torch import load_file
 
-    return lambda: load_file(path)
+    files = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else [path]
+    return lambda: {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def with_torch_mmap(path):
