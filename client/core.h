@@ -1,0 +1,98 @@
+// Client: what a program asks the daemon for, with reconnection, autostart and fork handled.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/connection.h"
+#include "client/model.h"
+#include "client/model_files.h"
+#include "common/clock.h"
+#include "common/result.h"
+#include "proto/codec.h"
+#include "proto/messages.h"
+
+namespace modelcache {
+
+enum class Autostart {
+  kDefault,  // unless MODELCACHE_AUTOSTART=0
+  kNever,
+  kAlways,
+};
+
+struct ClientOptions {
+  std::string socket_path;  // empty: DefaultSocketPath()
+  Autostart autostart = Autostart::kDefault;
+  std::string daemon_path;  // empty: FindDaemonProgram
+  Duration timeout = std::chrono::seconds(10);
+};
+
+struct OpenOptions {
+  std::string name;
+  std::string format = "auto";
+  std::string device = "cpu";
+  bool pin = false;
+  std::uint64_t timeout_ms = 0;                        // 0: MODELCACHE_LOAD_TIMEOUT, else no limit
+  std::function<bool(const ProgressEvent&)> progress;  // false gives up waiting
+};
+
+// Thread-safe. A forked child may go on using it: it gets a connection of its own.
+class Client {
+ public:
+  // Errors: those of mc_client_connect.
+  static Result<std::unique_ptr<Client>> Connect(ClientOptions options);
+
+  // Errors: those of mc_model_open.
+  Result<std::unique_ptr<Model>> Open(const std::vector<std::string>& paths,
+                                      const OpenOptions& options);
+
+  // A model that is resident already, by name, id or path. Errors: also kNotFound.
+  Result<std::unique_ptr<Model>> OpenResident(const std::string& model,
+                                              const OpenOptions& options = {});
+
+  // One control request. A connection that turns out to be dead is replaced once, except for
+  // kShutdown. Errors: kUnavailable, kTimeout, kProtocol, whatever the daemon replies.
+  template <typename Reply, typename Body>
+  Result<Reply> Control(MessageType type, const Body& body, Duration timeout) {
+    Result<Answer> answer = Call({type, Encode(body), {}, DeadlineAfter(timeout)}, nullptr);
+    return answer.ok() ? Decode<Reply>(answer->frame.body)
+                       : Result<Reply>(std::move(answer).error());
+  }
+
+  [[nodiscard]] const std::string& socket_path() const { return options_.socket_path; }
+  [[nodiscard]] bool started_daemon() const { return started_; }
+
+  // The daemon's greeting; reconnects when the connection is gone.
+  Result<HelloReply> Hello();
+
+ private:
+  // A reply and the connection it came over, which holds the lease in it.
+  struct Answer {
+    Frame frame;
+    std::shared_ptr<Connection> connection;
+  };
+
+  Client(ClientOptions options, bool path_was_told)
+      : options_(std::move(options)), path_was_told_(path_was_told) {}
+
+  [[nodiscard]] Result<Answer> Call(const Request& request, const EventHandler& on_event);
+  [[nodiscard]] Result<std::unique_ptr<Model>> OpenWith(OpenRequest request,
+                                                        const ModelFiles& files,
+                                                        const OpenOptions& options);
+  [[nodiscard]] Result<std::shared_ptr<Connection>> Connected();
+  [[nodiscard]] Result<std::shared_ptr<Connection>> Dial(TimePoint deadline) const;
+  [[nodiscard]] Result<std::shared_ptr<Connection>> DialOrStart(TimePoint deadline);
+  [[nodiscard]] bool MayStart() const;
+  std::shared_ptr<Connection> Exchange(std::shared_ptr<Connection> connection);
+
+  ClientOptions options_;
+  bool path_was_told_;
+  std::atomic<bool> started_{false};
+  std::shared_ptr<Connection> connection_;  // guarded by ProcessState::mutex
+};
+
+}  // namespace modelcache

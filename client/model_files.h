@@ -1,0 +1,34 @@
+// From the paths a user gives to the open files of a model.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "common/unique_fd.h"
+#include "proto/messages.h"
+
+namespace modelcache {
+
+// Files of one model, open for reading; `descriptors` in the order of `files`.
+struct ModelFiles {
+  std::vector<FileRef> files;
+  std::vector<UniqueFd> descriptors;
+};
+
+// Opens the model `paths` name. One path: a file; an index file (*.index.json) with the shards it
+// names, which lie beside it; or a folder, in which an index, else the one weights file is looked
+// for. Several paths: the files of one model. An index comes first in the result.
+// Errors: kNotFound, kPermission, kInvalidArgument (not a regular file, no or too many candidates,
+// two files of one name), kBadFile (the index), kLimit (over 253 files, or too few descriptors),
+// kSystem.
+Result<ModelFiles> OpenModelFiles(const std::vector<std::string>& paths);
+
+// `path` made absolute and without "." and empty parts; ".." and symlinks stay.
+std::string AbsolutePath(const std::string& path);
+
+// How the daemon knows a model a user names: a name or an id as it is, a path (anything with a
+// slash) made absolute.
+std::string ModelReference(const std::string& model);
+
+}  // namespace modelcache
