@@ -1,0 +1,2 @@
+modelcache_fuzz(safetensors LIBS modelcache_loader)
+modelcache_fuzz(model_file LIBS modelcache_loader)
