@@ -25,7 +25,7 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(PythonTorch
   REQUIRED_VARS PythonTorch_ROOT
   VERSION_VAR PythonTorch_VERSION
-  REASON_FAILURE_MESSAGE "${MODELCACHE_PYTHON} has no torch; set MODELCACHE_PYTHON or MODELCACHE_TORCH=OFF")
+  REASON_FAILURE_MESSAGE "${MODELCACHE_PYTHON} has no torch: set MODELCACHE_PYTHON, or MODELCACHE_TORCH=OFF")
 
 if(PythonTorch_FOUND AND NOT TARGET PythonTorch::torch)
   add_library(PythonTorch::torch INTERFACE IMPORTED)
