@@ -1,0 +1,207 @@
+"""modelcachectl: every command, its JSON, its exit codes."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from cachetest.daemon import Daemon, ctl_json, run_ctl
+from cachetest.files import GOOD, sharded
+
+DONE, REFUSED, USAGE, NO_DAEMON = 0, 1, 2, 3
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(GOOD)
+    return path
+
+
+def test_load_and_list(daemon, path):
+    loaded = ctl_json(daemon, "load", path, "--name", "mine")
+    assert (loaded["name"], loaded["hit"]) == ("mine", False)
+    assert re.fullmatch("[0-9a-f]{32}", loaded["model_id"])
+    assert "mine" in daemon.ctl("list", check=DONE).stdout
+    (entry,) = [m for m in ctl_json(daemon, "list")["models"] if m["name"] == "mine"]
+    assert entry["id"] == loaded["model_id"]
+    assert (entry["tensors"], entry["storage_bytes"], entry["format"]) == (1, 8, "safetensors")
+    assert entry["leases"] == 0
+    again = daemon.ctl("load", path, check=DONE)
+    assert "hit" in again.stdout.lower() or "resident" in again.stdout.lower(), again.stdout
+
+
+def test_load_of_every_kind(daemon, tmp_path):
+    torch.save({"w": torch.ones(2)}, tmp_path / "a.pt")
+    script = torch.jit.script(torch.nn.Linear(2, 2))
+    script.save(str(tmp_path / "s.pt"))
+    folder = sharded(tmp_path / "folder", {"a.safetensors": {"w": ("U8", [1], b"\x07")}})
+    for target, kind in (
+        (tmp_path / "a.pt", "torch"), (tmp_path / "s.pt", "torchscript"), (folder, "safetensors"),
+    ):  # fmt: skip
+        loaded = ctl_json(daemon, "load", target)
+        shown = ctl_json(daemon, "show", loaded["model_id"])
+        assert shown["format"] == kind
+        assert ctl_json(daemon, "verify", loaded["model_id"])["ok"]
+
+
+def test_load_of_several_paths(daemon, tmp_path, path):
+    other = tmp_path / "n.safetensors"
+    other.write_bytes(GOOD[:-8] + bytes(8))
+    daemon.ctl("load", path, other, check=DONE)
+    names = {m["path"] for m in ctl_json(daemon, "list")["models"]}
+    assert {str(path), str(other)} <= names or str(tmp_path) in names
+
+
+def test_load_of_an_asked_format(daemon, path):
+    daemon.ctl("load", path, "--format", "safetensors", check=DONE)
+    failed = daemon.ctl("load", path, "--format", "torchscript", check=REFUSED)
+    assert "m.safetensors" in failed.stderr
+
+
+def test_show_is_a_table_of_tensors(daemon, path):
+    daemon.ctl("load", path, check=DONE)
+    shown = ctl_json(daemon, "show", path)
+    (tensor,) = shown["tensors"]
+    assert {k: tensor[k] for k in ("name", "dtype", "shape", "stride", "offset", "storage")} == {
+        "name": "w", "dtype": "float32", "shape": [2], "stride": [1], "offset": 0, "storage": 0,
+    }  # fmt: skip
+    text = daemon.ctl("show", path, check=DONE).stdout
+    assert "w" in text and "float32" in text
+
+
+def test_show_leaves_no_lease(daemon, path):
+    daemon.ctl("load", path, check=DONE)
+    leases = daemon.status()["leases"]
+    daemon.ctl("show", path, check=DONE)
+    assert daemon.status()["leases"] == leases
+
+
+def test_status_has_what_it_promises(daemon):
+    status = ctl_json(daemon, "status")
+    for name in ("daemon_pid", "version", "memory_budget_bytes", "arena_bytes", "entries", "loads",
+                 "hits", "misses", "evictions", "leases", "clients"):  # fmt: skip
+        assert name in status, name
+    assert status["daemon_pid"] == daemon.pid
+    assert status["memory_budget_bytes"] == 8 * 2**30
+    assert str(daemon.pid) in daemon.ctl("status", check=DONE).stdout
+
+
+def test_pin_unpin_evict(daemon, path):
+    identity = ctl_json(daemon, "load", path, "--pin")["model_id"]
+    assert daemon.ctl("evict", identity, check=REFUSED).stderr
+    daemon.ctl("unpin", path, check=DONE)
+    daemon.ctl("pin", identity[:12], check=DONE)
+    failed = json.loads(daemon.ctl("--json", "evict", path, check=REFUSED).stdout or "{}")
+    assert failed == {} or failed["error"]["status"] == "in_use"
+    daemon.ctl("unpin", identity, check=DONE)
+    daemon.ctl("evict", path, check=DONE)
+    assert identity not in {m["id"] for m in ctl_json(daemon, "list")["models"]}
+
+
+def test_why_tells_the_history(daemon, path):
+    daemon.ctl("load", path, check=DONE)
+    daemon.ctl("load", path, check=DONE)
+    why = ctl_json(daemon, "why", path)
+    assert why["state"] == "resident"
+    events = [event["event"] for event in why["history"]]
+    assert events.index("miss") < events.index("load") < events.index("hit")
+    assert all(event["reason"] for event in why["history"] if event["event"] in ("hit", "miss"))
+    assert "miss" in daemon.ctl("why", path, check=DONE).stdout
+
+
+def test_verify_sees_a_changed_file(daemon, path):
+    daemon.ctl("load", path, "--name", "checked", check=DONE)
+    same = ctl_json(daemon, "verify", "checked")
+    assert (same["ok"], same["disk"], same["storages"], same["bytes"]) == (True, "same", 1, 8)
+    path.write_bytes(GOOD[:-1] + b"\x7f")
+    changed = daemon.ctl("--json", "verify", "checked")
+    assert json.loads(changed.stdout)["disk"] == "differs"
+
+
+def test_verify_without_the_file(daemon, path):
+    daemon.ctl("load", path, "--name", "orphan", check=DONE)
+    path.unlink()
+    verified = ctl_json(daemon, "verify", "orphan")
+    assert (verified["ok"], verified["disk"]) == (True, "unavailable")
+
+
+def test_metrics_are_prometheus_text(daemon, path):
+    daemon.ctl("load", path, check=DONE)
+    text = daemon.ctl("metrics", check=DONE).stdout
+    samples = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert samples
+    for line in samples:
+        assert re.fullmatch(r"[a-zA-Z_:][\w:]*(\{[^}]*\})? [-+0-9.eE]+(Inf|NaN)?", line), line
+    assert re.search(r"^modelcache\w*_hits\w* \d", text, re.MULTILINE), text
+    assert "text" in ctl_json(daemon, "metrics")
+
+
+def test_unknown_models_are_refused(daemon):
+    for command in ("show", "evict", "pin", "unpin", "verify"):
+        failed = daemon.ctl(command, "no-such-model", check=REFUSED)
+        assert "no-such-model" in failed.stderr, command
+    failed = json.loads(daemon.ctl("--json", "evict", "no-such-model", check=REFUSED).stdout)
+    assert failed["error"]["status"] == "not_found"
+
+
+def test_missing_file_is_refused(daemon, tmp_path):
+    failed = daemon.ctl("load", tmp_path / "absent.safetensors", check=REFUSED)
+    assert "absent.safetensors" in failed.stderr and failed.stdout == ""
+
+
+def test_bad_file_is_refused(daemon, tmp_path):
+    (tmp_path / "bad.safetensors").write_bytes(GOOD[:-1])
+    failed = daemon.ctl("load", tmp_path / "bad.safetensors", check=REFUSED)
+    assert "bad.safetensors" in failed.stderr and "71" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["frobnicate"], ["load"], ["evict"], ["list", "--frobnicate"], ["load", "--format", "zip", "x"]],
+    ids=["nothing", "command", "no path", "no model", "option", "format"],
+)  # fmt: skip
+def test_usage_errors(daemon, arguments):
+    assert daemon.ctl(*arguments, check=USAGE).stderr
+
+
+def test_help_and_version():
+    done = run_ctl("--help", check=DONE)
+    for command in ("load", "list", "show", "status", "evict", "pin", "unpin", "why", "verify",
+                    "metrics", "shutdown"):  # fmt: skip
+        assert command in done.stdout, command
+    assert re.search(r"\d+\.\d+\.\d+", run_ctl("--version", check=DONE).stdout)
+
+
+@pytest.mark.parametrize("command", [["list"], ["status"], ["why", "m"], ["shutdown"]])
+def test_no_daemon(tmp_path, command):
+    failed = run_ctl("--socket", tmp_path / "socket", *command, check=NO_DAEMON)
+    assert str(tmp_path / "socket") in failed.stderr
+
+
+def test_shutdown_ends_the_daemon_and_removes_its_socket(tmp_path):
+    with Daemon(tmp_path / "d") as running:
+        running.ctl("shutdown", check=DONE)
+        assert running.process.wait(timeout=10) == 0
+        assert not (tmp_path / "d" / "socket").exists()
+        running.process = None
+
+
+def test_python_module_command(daemon, tmp_path):
+    import subprocess
+    import sys
+
+    from cachetest.processes import client_environment
+
+    def module(*arguments, socket):
+        return subprocess.run(
+            [sys.executable, "-m", "modelcache", *arguments], capture_output=True, text=True,
+            env=client_environment(MODELCACHE_SOCKET=socket), timeout=60,
+        )  # fmt: skip
+
+    assert "library 0." in module("--version", socket=daemon.socket).stdout
+    status = module("--status", socket=daemon.socket)
+    assert json.loads(status.stdout)["daemon_pid"] == daemon.pid
+    nobody = module("--status", socket=str(tmp_path / "nobody"))
+    assert nobody.returncode == NO_DAEMON and "nobody" in nobody.stderr
