@@ -114,17 +114,21 @@ class TensorBuilder:
                 "unsupported", f"{self._model}: tensor {self.name(number)!r} has no quantizer"
             )
         bits = _ffi.library().mc_dtype_bits(row[7])
-        if kind.get("scheme", "").startswith("per_channel"):
+        scheme = kind.get("scheme", "")
+        if scheme.startswith("per_channel"):
+            floats = scheme.endswith("float_qparams")
             tensor = torch._empty_per_channel_affine_quantized(
                 shape,
-                scales=torch.tensor(kind["scale"], dtype=torch.float64),
-                zero_points=torch.tensor(kind["zero_point"], dtype=torch.int64),
+                scales=torch.tensor(kind["scale"], dtype=torch.float if floats else torch.double),
+                zero_points=torch.tensor(
+                    kind["zero_point"], dtype=torch.float if floats else torch.int64
+                ),
                 axis=kind["axis"],
                 dtype=dtype,
             )
         else:
             tensor = torch._empty_affine_quantized(
-                shape, scale=kind["scale"], zero_point=kind["zero_point"], dtype=dtype
+                shape, scale=kind["scale"], zero_point=int(kind["zero_point"]), dtype=dtype
             )
         return tensor.set_(self.storage(row[2]), row[3] * 8 // bits, shape, stride)
 
