@@ -204,6 +204,24 @@ mc_status NoSuch(const char* what, std::uint64_t index, std::uint64_t count) {
                     0});
 }
 
+// Runs `body` with the model's TorchScript description.
+template <typename Body>
+mc_status WithScript(const mc_model* model, const Body& body) {
+  return Guarded([&] {
+    if (model == nullptr) {
+      return FailArgument("the model is NULL");
+    }
+    Result<const ModelDescription*> description = model->model->description();
+    if (!description.ok()) {
+      return Fail(description.error());
+    }
+    if (!(*description)->script) {
+      return Fail(Error{ErrorCode::kNotFound, "the model is no TorchScript module", 0});
+    }
+    return body(*(*description)->script);
+  });
+}
+
 }  // namespace
 
 const char* mc_status_text(mc_status status) {
@@ -434,5 +452,79 @@ mc_status mc_model_tables(const mc_model* model, mc_tables* out) {
     tables.dimensions = manifest.dimensions().data();
     tables.dimension_count = manifest.dimensions().size();
     return CopyOut(tables, out);
+  });
+}
+
+mc_status mc_model_quantization(const mc_model* model, uint64_t index, mc_quantization* out) {
+  return Guarded([&] {
+    if (model == nullptr || out == nullptr) {
+      return FailArgument("mc_model_quantization: an argument is NULL");
+    }
+    Result<const ModelDescription*> description = model->model->description();
+    if (!description.ok()) {
+      return Fail(description.error());
+    }
+    const auto& all = (*description)->quantization;
+    const auto found =
+        index <= UINT32_MAX ? all.find(static_cast<std::uint32_t>(index)) : all.end();
+    if (found == all.end()) {
+      return Fail(
+          Error{ErrorCode::kNotFound, "tensor " + std::to_string(index) + " has no quantizer", 0});
+    }
+    const Quantization& known = found->second;
+    mc_quantization quantization = {};
+    quantization.per_channel = known.per_channel ? 1 : 0;
+    quantization.float_qparams = known.float_qparams ? 1 : 0;
+    quantization.scale = known.scales.front();
+    quantization.zero_point = static_cast<std::int64_t>(known.zero_points.front());
+    quantization.axis = known.axis;
+    quantization.count = known.scales.size();
+    quantization.scales = known.scales.data();
+    quantization.zero_points = known.zero_points.data();
+    return CopyOut(quantization, out);
+  });
+}
+
+mc_status mc_model_script(const mc_model* model, mc_script* out) {
+  return WithScript(model, [&](const Script& known) {
+    if (out == nullptr) {
+      return FailArgument("mc_model_script: out is NULL");
+    }
+    mc_script script = {};
+    script.archive = known.archive;
+    script.record_count = static_cast<std::uint32_t>(known.records.size());
+    script.extra_file_count = static_cast<std::uint32_t>(known.extra_files.size());
+    return CopyOut(script, out);
+  });
+}
+
+mc_status mc_model_script_record_at(const mc_model* model, uint64_t index, const char** name,
+                                    uint32_t* storage) {
+  return WithScript(model, [&](const Script& script) {
+    if (name == nullptr || storage == nullptr) {
+      return FailArgument("mc_model_script_record_at: an argument is NULL");
+    }
+    if (index >= script.records.size()) {
+      return NoSuch("record", index, script.records.size());
+    }
+    *name = script.records[index].first.c_str();
+    *storage = script.records[index].second;
+    return static_cast<mc_status>(MC_OK);
+  });
+}
+
+mc_status mc_model_extra_file_at(const mc_model* model, uint64_t index, const char** name,
+                                 const char** bytes, uint64_t* byte_count) {
+  return WithScript(model, [&](const Script& script) {
+    if (name == nullptr || bytes == nullptr || byte_count == nullptr) {
+      return FailArgument("mc_model_extra_file_at: an argument is NULL");
+    }
+    if (index >= script.extra_files.size()) {
+      return NoSuch("extra file", index, script.extra_files.size());
+    }
+    *name = script.extra_files[index].first.c_str();
+    *bytes = script.extra_files[index].second.data();
+    *byte_count = script.extra_files[index].second.size();
+    return static_cast<mc_status>(MC_OK);
   });
 }

@@ -1,11 +1,16 @@
 // Model: a mapped model with its lease. What mc_model is made of.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "client/attach.h"
 #include "client/connection.h"
+#include "client/description.h"
 #include "common/ids.h"
 #include "proto/messages.h"
 
@@ -25,6 +30,7 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
   ~Model() {
+    delete description_.load();
     mapped_ = MappedModel();
     connection_->Release(LeaseId{reply_.lease});
   }
@@ -36,12 +42,32 @@ class Model {
   [[nodiscard]] const std::string& id_text() const { return id_text_; }
   [[nodiscard]] const std::string& format() const { return format_; }
 
+  // The parsed metadata; belongs to the model. Errors: kCorrupt.
+  [[nodiscard]] Result<const ModelDescription*> description() const {
+    if (const ModelDescription* known = description_.load()) {
+      return known;
+    }
+    Result<ModelDescription> parsed = ParseDescription(
+        manifest().metadata_json(), static_cast<std::uint32_t>(manifest().storages().size()));
+    if (!parsed.ok()) {
+      return std::move(parsed).error();
+    }
+    // No lock: one held by another thread during a fork would stay held in the child.
+    auto mine = std::make_unique<const ModelDescription>(std::move(*parsed));
+    const ModelDescription* first = nullptr;
+    if (description_.compare_exchange_strong(first, mine.get())) {
+      return mine.release();
+    }
+    return first;
+  }
+
  private:
   std::shared_ptr<Connection> connection_;
   OpenReply reply_;
   std::string id_text_;
   std::string format_;
   MappedModel mapped_;
+  mutable std::atomic<const ModelDescription*> description_{nullptr};
 };
 
 }  // namespace modelcache

@@ -345,6 +345,50 @@ typedef struct mc_tables {
 /* All pointers belong to the model. Errors: MC_INVALID_ARGUMENT. */
 MC_API mc_status mc_model_tables(const mc_model* model, mc_tables* out);
 
+/* ---- quantized tensors ---------------------------------------------------------------------- */
+
+/* How the integers of a quantized tensor stand for numbers. Pointers belong to the model. */
+typedef struct mc_quantization {
+  uint32_t struct_size;
+  uint32_t per_channel; /* 0: `scale` and `zero_point`; 1: `count` of them along `axis` */
+  double scale;
+  int64_t zero_point;
+  int64_t axis;
+  uint64_t count;
+  const double* scales;
+  const double* zero_points; /* floating-point in the float_qparams scheme, else whole numbers */
+  uint32_t float_qparams;    /* 1: per_channel_affine_float_qparams */
+  uint32_t reserved;
+} mc_quantization;
+
+/* Errors: MC_INVALID_ARGUMENT, MC_NOT_FOUND (not a quantized tensor). */
+MC_API mc_status mc_model_quantization(const mc_model* model, uint64_t index, mc_quantization* out);
+
+/* ---- TorchScript modules -------------------------------------------------------------------- */
+
+/* A module kept as an archive that holds its code and no tensor bytes; those are records, one
+ * storage each. torch.hpp rebuilds a torch::jit::Module from it. */
+typedef struct mc_script {
+  uint32_t struct_size;
+  uint32_t archive;          /* number of the storage that holds the archive */
+  uint32_t record_count;     /* for mc_model_script_record_at */
+  uint32_t extra_file_count; /* for mc_model_extra_file_at */
+} mc_script;
+
+/* Errors: MC_INVALID_ARGUMENT, MC_NOT_FOUND (the model is no TorchScript module), MC_CORRUPT (its
+ * description does not fit its storages). */
+MC_API mc_status mc_model_script(const mc_model* model, mc_script* out);
+
+/* Name ("0.storage") and storage number of a record. *name belongs to the model.
+ * Errors: as mc_model_script; MC_NOT_FOUND (index out of range). */
+MC_API mc_status mc_model_script_record_at(const mc_model* model, uint64_t index, const char** name,
+                                           uint32_t* storage);
+
+/* Name and bytes of a file that was saved with the module (_extra_files). Both belong to the
+ * model. Errors: as mc_model_script_record_at. */
+MC_API mc_status mc_model_extra_file_at(const mc_model* model, uint64_t index, const char** name,
+                                        const char** bytes, uint64_t* byte_count);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,65 @@
+# Finds the libtorch of a PyTorch installation without its own package config, which looks for a
+# CUDA toolkit when the wheel was built for one.
+#
+# modelcache_find_libtorch([<python>]): makes the imported target modelcache::libtorch and sets
+# MODELCACHE_LIBTORCH_ROOT, unless there is none. In this order: the target `torch` of a
+# find_package(Torch), $TORCH_INSTALL_PREFIX or the variable of that name, what <python>,
+# Python3_EXECUTABLE or python3 imports as torch.
+
+function(_modelcache_libtorch_root out python)
+  set(${out} "" PARENT_SCOPE)
+  foreach(root "${TORCH_INSTALL_PREFIX}" "$ENV{TORCH_INSTALL_PREFIX}")
+    if(root AND EXISTS "${root}/lib/libtorch_cpu.so")
+      set(${out} "${root}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  foreach(program "${python}" "${Python3_EXECUTABLE}" python3)
+    if(NOT program)
+      continue()
+    endif()
+    # Where torch would be imported from; importing it would take seconds.
+    execute_process(
+      COMMAND "${program}" -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+      OUTPUT_VARIABLE root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(root AND EXISTS "${root}/lib/libtorch_cpu.so")
+      set(${out} "${root}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+endfunction()
+
+function(modelcache_find_libtorch)
+  if(TARGET modelcache::libtorch)
+    return()
+  endif()
+  if(TARGET torch)
+    add_library(modelcache::libtorch INTERFACE IMPORTED GLOBAL)
+    set_target_properties(modelcache::libtorch PROPERTIES INTERFACE_LINK_LIBRARIES torch)
+    return()
+  endif()
+  _modelcache_libtorch_root(root "${ARGV0}")
+  if(NOT root)
+    return()
+  endif()
+  # The C++ ABI of the wheel: that of before GCC 5 until torch 2.6.
+  set(abi 1)
+  if(EXISTS "${root}/share/cmake/Torch/TorchConfig.cmake")
+    file(STRINGS "${root}/share/cmake/Torch/TorchConfig.cmake" line REGEX "_GLIBCXX_USE_CXX11_ABI=[01]")
+    if(line MATCHES "_GLIBCXX_USE_CXX11_ABI=0")
+      set(abi 0)
+    endif()
+  endif()
+  foreach(name c10 torch_cpu torch)
+    add_library(modelcache::libtorch_${name} SHARED IMPORTED GLOBAL)
+    set_target_properties(modelcache::libtorch_${name} PROPERTIES
+      IMPORTED_LOCATION "${root}/lib/lib${name}.so" IMPORTED_SONAME "lib${name}.so")
+  endforeach()
+  add_library(modelcache::libtorch INTERFACE IMPORTED GLOBAL)
+  set_target_properties(modelcache::libtorch PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES "${root}/include;${root}/include/torch/csrc/api/include"
+    INTERFACE_COMPILE_DEFINITIONS "_GLIBCXX_USE_CXX11_ABI=${abi}"
+    INTERFACE_LINK_LIBRARIES
+      "modelcache::libtorch_torch_cpu;modelcache::libtorch_c10;modelcache::libtorch_torch")
+  set(MODELCACHE_LIBTORCH_ROOT "${root}" PARENT_SCOPE)
+endfunction()
