@@ -1,0 +1,299 @@
+// Models, leases, supersession and eviction.
+#include "server/catalog.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace modelcache {
+namespace {
+
+constexpr std::size_t kMinPrefixDigits = 6;
+
+std::uint64_t SaturatingSub(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : 0; }
+
+std::string UseText(const Model& model) {
+  std::string text;
+  if (model.leases > 0) {
+    text = std::to_string(model.leases) + (model.leases == 1 ? " lease" : " leases");
+  }
+  if (model.pinned) {
+    text += text.empty() ? "a pin" : " and a pin";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::uint64_t CatalogCounters::AllMisses() const {
+  return std::accumulate(misses.begin(), misses.end(), std::uint64_t{0});
+}
+
+const Model* Catalog::Find(const ModelId& id) const {
+  auto found = models_.find(id);
+  return found == models_.end() ? nullptr : &found->second;
+}
+
+Result<ModelId> Catalog::Resolve(std::string_view text) const {
+  if (auto id = ModelId::FromHex(text); id && Find(*id) != nullptr) {
+    return *id;
+  }
+  std::vector<const Model*> named;
+  std::vector<const Model*> prefixed;
+  for (const auto& [id, model] : models_) {
+    if (model.name == text || model.path == text) {
+      named.push_back(&model);
+    } else if (text.size() >= kMinPrefixDigits && id.Hex().starts_with(text)) {
+      prefixed.push_back(&model);
+    }
+  }
+  std::vector<const Model*>& matches = named.empty() ? prefixed : named;
+  if (matches.size() > 1) {
+    std::erase_if(matches, [](const Model* model) { return model->superseded; });
+  }
+  if (matches.size() == 1) {
+    return matches.front()->id;
+  }
+  if (matches.empty()) {
+    return Error{ErrorCode::kNotFound, "no resident model is called '" + std::string(text) + "'",
+                 0};
+  }
+  std::string message =
+      "'" + std::string(text) + "' means " + std::to_string(matches.size()) + " resident models:";
+  for (const Model* model : matches) {
+    message += " " + model->id.Hex();
+  }
+  return Error{ErrorCode::kInvalidArgument, std::move(message), 0};
+}
+
+void Catalog::CountHit(const ModelId& id, TimePoint now) {
+  Model& model = models_.at(id);
+  ++model.hits;
+  ++counters_.hits;
+  history_.Hit(model.path, now);
+}
+
+LeaseId Catalog::Lease(const ModelId& id, SessionId session, TimePoint now) {
+  Model& model = models_.at(id);
+  ++model.leases;
+  model.last_used = now;
+  const LeaseId lease{++last_lease_};
+  leases_.emplace(std::pair(session, lease), id);
+  return lease;
+}
+
+void Catalog::SetPinned(const ModelId& id, bool pinned, TimePoint now) {
+  Model& model = models_.at(id);
+  if (model.pinned == pinned) {
+    return;
+  }
+  model.pinned = pinned;
+  history_.Add(model.path, pinned ? "pin" : "unpin", "on request", now);
+}
+
+Catalog::Miss Catalog::RecordMiss(const Wanted& wanted, TimePoint now) {
+  Miss miss;
+  miss.reason = history_.ExplainMiss(wanted, now);
+  ++counters_.misses[static_cast<std::size_t>(miss.reason.kind)];
+  history_.Load(wanted, miss.reason.text, now);
+  miss.pinned = Supersede(wanted, now);
+  return miss;
+}
+
+bool Catalog::Supersede(const Wanted& wanted, TimePoint now) {
+  std::vector<ModelId> unused;
+  bool pinned = false;
+  for (auto& [id, model] : models_) {
+    // Another device number at the same path is another mount namespace, not a newer file.
+    const bool newer = model.path == wanted.path && !wanted.files.empty() &&
+                       !model.identities.empty() &&
+                       model.identities[0].stat.device == wanted.files[0].stat.device &&
+                       !SameFiles(model.identities, wanted.files);
+    if (!newer) {
+      continue;
+    }
+    pinned = pinned || model.pinned;
+    model.pinned = false;
+    model.superseded = true;
+    if (model.leases == 0) {
+      unused.push_back(id);
+    }
+  }
+  for (const ModelId& id : unused) {
+    history_.Add(wanted.path, "superseded", "the file changed", now);
+    Drop(id);
+  }
+  return pinned;
+}
+
+const Model* Catalog::Leased(SessionId session, LeaseId lease) const {
+  auto found = leases_.find(std::pair(session, lease));
+  return found == leases_.end() ? nullptr : Find(found->second);
+}
+
+bool Catalog::Release(SessionId session, LeaseId lease, TimePoint now) {
+  auto found = leases_.find(std::pair(session, lease));
+  if (found == leases_.end()) {
+    return false;
+  }
+  const ModelId id = found->second;
+  leases_.erase(found);
+  EndLease(id, now);
+  return true;
+}
+
+void Catalog::EndSession(SessionId session, TimePoint now) {
+  auto first = leases_.lower_bound(std::pair(session, LeaseId{0}));
+  while (first != leases_.end() && first->first.first == session) {
+    const ModelId id = first->second;
+    first = leases_.erase(first);
+    EndLease(id, now);
+  }
+}
+
+void Catalog::EndLease(const ModelId& id, TimePoint now) {
+  Model& model = models_.at(id);
+  model.last_used = now;
+  if (--model.leases == 0 && model.superseded && !model.pinned) {
+    history_.Add(model.path, "superseded", "the file changed; its last lease ended", now);
+    Drop(id);
+  }
+}
+
+void Catalog::Insert(Model model, TimePoint now) {
+  for (const ArenaRef& arena : model.arenas) {
+    arenas_.Use(arena.id);
+  }
+  storages_.Add(model.places);
+  model.last_used = now;
+  const ModelId id = model.id;
+  models_.emplace(id, std::move(model));
+}
+
+void Catalog::Drop(const ModelId& id) {
+  auto found = models_.find(id);
+  storages_.Remove(found->second.places);
+  for (const ArenaRef& arena : found->second.arenas) {
+    arenas_.Unuse(arena.id);
+  }
+  models_.erase(found);
+}
+
+Result<void> Catalog::Evict(const ModelId& id, const std::string& why, TimePoint now) {
+  const Model& model = models_.at(id);
+  if (model.leases > 0 || model.pinned) {
+    return Error{ErrorCode::kInUse, "model " + model.name + " is held by " + UseText(model), 0};
+  }
+  const std::uint64_t closing_before = arenas_.closing_bytes();
+  if (model.superseded) {
+    history_.Add(model.path, "superseded", why, now);
+  } else {
+    history_.Evicted(model.path, why, now);
+  }
+  Drop(id);
+  ++counters_.evictions;
+  counters_.evicted_bytes += arenas_.closing_bytes() - closing_before;
+  return {};
+}
+
+EvictionProblem Catalog::Problem(std::uint64_t need_bytes) const {
+  EvictionProblem problem;
+  problem.need_bytes = need_bytes;
+  std::unordered_map<ArenaId, std::size_t> numbers;
+  for (const auto& [id, model] : models_) {
+    if (model.leases > 0 || model.pinned) {
+      continue;
+    }
+    PlannedModel planned{id,
+                         model.superseded ? TimePoint::min() : model.last_used,
+                         model.load_seconds,
+                         model.hits,
+                         {}};
+    for (const ArenaRef& arena : model.arenas) {
+      auto [number, added] = numbers.try_emplace(arena.id, problem.arenas.size());
+      if (added) {
+        const ArenaEntry* entry = arenas_.Find(arena.id);
+        problem.arenas.push_back({entry->cost_bytes, entry->users});
+      }
+      planned.arenas.push_back(number->second);
+    }
+    problem.models.push_back(std::move(planned));
+  }
+  return problem;
+}
+
+bool Catalog::Fits(std::uint64_t need_bytes) const {
+  const std::uint64_t used =
+      arenas_.resident_bytes() + arenas_.reserved_bytes() + arenas_.closing_bytes();
+  return need_bytes <= SaturatingSub(memory_budget_bytes_, used);
+}
+
+Error Catalog::NoRoom(std::uint64_t need_bytes, std::uint64_t promised_bytes) const {
+  const EvictionProblem all = Problem(std::numeric_limits<std::uint64_t>::max());
+  std::vector<std::size_t> every(all.models.size());
+  std::iota(every.begin(), every.end(), std::size_t{0});
+  const std::uint64_t held = arenas_.resident_bytes() - FreedBytes(all, every);
+  return Error{ErrorCode::kNoRoom,
+               "the model needs " + std::to_string(need_bytes) + " bytes, the memory budget is " +
+                   std::to_string(memory_budget_bytes_) + " bytes, of which " +
+                   std::to_string(held) + " are held by leases and pins and " +
+                   std::to_string(arenas_.reserved_bytes() + promised_bytes) +
+                   " are promised to other loads",
+               0};
+}
+
+Result<void> Catalog::MakeRoom(std::uint64_t need_bytes, std::uint64_t promised_bytes,
+                               TimePoint now) {
+  const std::uint64_t taken = arenas_.resident_bytes() + arenas_.reserved_bytes() + promised_bytes;
+  const std::uint64_t free = SaturatingSub(memory_budget_bytes_, taken);
+  if (need_bytes <= free && taken <= memory_budget_bytes_) {
+    return {};
+  }
+  if (need_bytes > memory_budget_bytes_) {
+    return NoRoom(need_bytes, promised_bytes);
+  }
+  const std::uint64_t missing = need_bytes - free + SaturatingSub(taken, memory_budget_bytes_);
+  std::optional<EvictionPlan> plan = planner_.Plan(Problem(missing));
+  if (!plan) {
+    return NoRoom(need_bytes, promised_bytes);
+  }
+  for (const ModelId& id : plan->models) {
+    if (auto evicted = Evict(id, "to make room: " + plan->why, now); !evicted.ok()) {
+      return evicted;
+    }
+  }
+  return {};
+}
+
+ModelInfo Catalog::Describe(const Model& model, TimePoint now) const {
+  ModelInfo info;
+  info.id = model.id;
+  info.name = model.name;
+  info.path = model.path;
+  info.format = model.format;
+  info.state = "resident";
+  info.tensors = model.tensors;
+  info.storages = model.storages;
+  info.arenas = static_cast<std::uint32_t>(model.arenas.size());
+  for (std::size_t i = model.borrowed_arenas; i < model.arenas.size(); ++i) {
+    const ArenaEntry* entry = arenas_.Find(model.arenas[i].id);
+    info.resident_bytes += entry == nullptr ? 0 : entry->cost_bytes;
+  }
+  for (const StoragePlace& place : model.places) {
+    info.storage_bytes += place.size_bytes;
+    const auto borrowed_end =
+        model.arenas.begin() + static_cast<std::ptrdiff_t>(model.borrowed_arenas);
+    const bool borrowed =
+        std::any_of(model.arenas.begin(), borrowed_end,
+                    [&](const ArenaRef& arena) { return arena.id == place.arena; });
+    info.borrowed_bytes += borrowed ? place.size_bytes : 0;
+  }
+  info.leases = model.leases;
+  info.pinned = model.pinned;
+  info.hits = model.hits;
+  info.load_seconds = model.load_seconds;
+  info.idle_seconds = std::chrono::duration<double>(now - model.last_used).count();
+  return info;
+}
+
+}  // namespace modelcache

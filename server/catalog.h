@@ -1,0 +1,144 @@
+// Catalog: resident models, their leases and pins, and what memory they and running jobs hold.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/ids.h"
+#include "common/result.h"
+#include "proto/messages.h"
+#include "server/arena_table.h"
+#include "server/history.h"
+#include "server/identity.h"
+#include "server/recompute_planner.h"
+#include "server/storage_index.h"
+
+namespace modelcache {
+
+// What the arena store found in the sealed arenas of one load.
+struct SealedModel {
+  std::string format;
+  std::uint64_t tensors = 0;
+  std::uint64_t storages = 0;
+  std::vector<StoragePlace> places;                                // distinct, not empty
+  std::vector<std::pair<ArenaId, std::uint64_t>> allocated_bytes;  // of the own arenas
+};
+
+// A resident model.
+struct Model {
+  ModelId id;
+  std::string name;
+  std::string path;
+  std::string format;
+  LoadOptions options;
+  std::vector<FileRef> files;
+  std::vector<FileIdentity> identities;
+  std::vector<ArenaRef> arenas;  // as clients are told: borrowed first, then own
+  std::size_t borrowed_arenas = 0;
+  std::vector<StoragePlace> places;
+  std::uint64_t tensors = 0;
+  std::uint64_t storages = 0;
+  std::uint32_t leases = 0;
+  bool pinned = false;
+  bool superseded = false;  // the file at its path is another one by now
+  std::uint64_t hits = 0;
+  double load_seconds = 0;
+  TimePoint last_used;
+};
+
+struct CatalogCounters {
+  std::uint64_t hits = 0;
+  std::array<std::uint64_t, kMissKindCount> misses{};
+  std::uint64_t evictions = 0;
+  std::uint64_t evicted_bytes = 0;
+  [[nodiscard]] std::uint64_t AllMisses() const;
+};
+
+// Logic only: no sockets, no clock, no logging, not synchronised. Arenas that nobody needs any more
+// appear in arenas().TakeUnused() after any call.
+class Catalog {
+ public:
+  Catalog(std::uint64_t memory_budget_bytes, const RecomputePlanner& planner)
+      : memory_budget_bytes_(memory_budget_bytes), planner_(planner) {}
+
+  // The resident model of this id, or nullptr. Valid until the model is dropped.
+  [[nodiscard]] const Model* Find(const ModelId& id) const;
+
+  // The resident model that a person means by an id, an unambiguous prefix of one (6 digits or
+  // more), a name or a path. Errors: kNotFound, kInvalidArgument (ambiguous).
+  [[nodiscard]] Result<ModelId> Resolve(std::string_view text) const;
+
+  // Counts and records a hit. REQUIRES a resident model, as the next three.
+  void CountHit(const ModelId& id, TimePoint now);
+  LeaseId Lease(const ModelId& id, SessionId session, TimePoint now);
+  void SetPinned(const ModelId& id, bool pinned, TimePoint now);
+
+  // Why `wanted` is a miss; records it, and drops entries that the new identity supersedes (with
+  // their leases' end where they are leased). Returns whether a superseded entry was pinned: the
+  // pin then belongs to the new one.
+  struct Miss {
+    MissReason reason;
+    bool pinned = false;
+  };
+  Miss RecordMiss(const Wanted& wanted, TimePoint now);
+  void CountJoin() { ++counters_.misses[static_cast<std::size_t>(MissKind::kJoinedLoad)]; }
+
+  // The model of a lease of this session, or nullptr.
+  [[nodiscard]] const Model* Leased(SessionId session, LeaseId lease) const;
+  // False when this session has no such lease.
+  bool Release(SessionId session, LeaseId lease, TimePoint now);
+  void EndSession(SessionId session, TimePoint now);
+
+  // Makes a model resident; it becomes a user of all its arenas. REQUIRES that they live and that
+  // the model is not resident.
+  void Insert(Model model, TimePoint now);
+
+  // Errors: kInUse naming leases or the pin.
+  Result<void> Evict(const ModelId& id, const std::string& why, TimePoint now);
+
+  // Evicts as planned until `need_bytes` more fit besides `promised_bytes`, counting memory on its
+  // way out as free. Errors: kNoRoom with both numbers; then nothing was evicted.
+  Result<void> MakeRoom(std::uint64_t need_bytes, std::uint64_t promised_bytes, TimePoint now);
+
+  // True when `need_bytes` fit right now, memory on its way out included as used.
+  [[nodiscard]] bool Fits(std::uint64_t need_bytes) const;
+
+  [[nodiscard]] ModelInfo Describe(const Model& model, TimePoint now) const;
+  [[nodiscard]] const std::unordered_map<ModelId, Model>& models() const { return models_; }
+
+  [[nodiscard]] ArenaTable& arenas() { return arenas_; }
+  [[nodiscard]] const ArenaTable& arenas() const { return arenas_; }
+  [[nodiscard]] const StorageIndex& storages() const { return storages_; }
+  [[nodiscard]] History& history() { return history_; }
+  [[nodiscard]] const History& history() const { return history_; }
+  [[nodiscard]] const CatalogCounters& counters() const { return counters_; }
+  [[nodiscard]] std::size_t lease_count() const { return leases_.size(); }
+  [[nodiscard]] std::uint64_t memory_budget_bytes() const { return memory_budget_bytes_; }
+
+ private:
+  [[nodiscard]] EvictionProblem Problem(std::uint64_t need_bytes) const;
+  [[nodiscard]] Error NoRoom(std::uint64_t need_bytes, std::uint64_t promised_bytes) const;
+  void Drop(const ModelId& id);
+  void EndLease(const ModelId& id, TimePoint now);
+  bool Supersede(const Wanted& wanted, TimePoint now);
+
+  std::uint64_t memory_budget_bytes_;
+  const RecomputePlanner& planner_;
+  std::unordered_map<ModelId, Model> models_;
+  std::map<std::pair<SessionId, LeaseId>, ModelId> leases_;
+  std::uint64_t last_lease_ = 0;
+  ArenaTable arenas_;
+  StorageIndex storages_;
+  History history_;
+  CatalogCounters counters_;
+};
+
+}  // namespace modelcache

@@ -1,0 +1,344 @@
+// Wiring of edges and logic.
+#include "server/daemon.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <utility>
+
+namespace modelcache {
+namespace {
+
+constexpr auto kHelloTimeout = std::chrono::seconds(5);
+constexpr auto kMetricsInterval = std::chrono::seconds(5);
+constexpr auto kStopTimeout = std::chrono::seconds(3);
+
+TimePoint Now() { return std::chrono::steady_clock::now(); }
+
+JobLimits LimitsOf(const Config& config) {
+  JobLimits limits;
+  limits.load_timeout = config.load_timeout;
+  limits.arena_max_bytes = config.arena_max_bytes;
+  return limits;
+}
+
+DaemonFacts FactsOf(const SocketPlace& place) {
+  return DaemonFacts{::getpid(), place.path(), Now()};
+}
+
+// Raises the soft limit on descriptors to the hard one and leaves enough of it for loads.
+std::size_t ClientsWithin(std::size_t wanted) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return wanted;
+  }
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+  (void)::getrlimit(RLIMIT_NOFILE, &limit);
+  constexpr rlim_t kOwnDescriptors = 20;
+  const rlim_t kept = std::max<rlim_t>(kOwnDescriptors, limit.rlim_cur / 4);
+  const rlim_t left = limit.rlim_cur > kept ? limit.rlim_cur - kept : 1;
+  return std::min<std::size_t>(wanted, left);
+}
+
+}  // namespace
+
+Daemon::Daemon(Config config, SocketPlace place, Notifier notifier)
+    : config_(std::move(config)),
+      place_(std::move(place)),
+      notifier_(std::move(notifier)),
+      dispatcher_(config_.memory_budget_bytes, planner_, LimitsOf(config_), FactsOf(place_)),
+      reaper_([this](ArenaId id) {
+        boost::asio::post(loop_, [this, id] { Perform(dispatcher_.OnArenaClosed(id, Now())); });
+      }),
+      store_(reaper_),
+      listener_(loop_, place_.fd(),
+                [this](UniqueFd& socket, const PeerCredentials& peer) {
+                  return OnConnection(socket, peer);
+                }),
+      signals_(loop_, SIGTERM, SIGINT),
+      deadline_timer_(loop_),
+      metrics_timer_(loop_),
+      stop_timer_(loop_),
+      max_clients_(ClientsWithin(config_.max_clients)),
+      pid_namespace_(PidNamespace()) {}
+
+Daemon::~Daemon() {
+  listener_.Stop();
+  sessions_.clear();
+  loaders_.clear();
+}
+
+void Daemon::Run() {
+  signals_.async_wait([this](const boost::system::error_code& error, int) {
+    if (!error) {
+      OnSignal();
+    }
+  });
+  listener_.Start();
+  ArmMetrics();
+  spdlog::info("serving {} with a memory budget of {} bytes, at most {} clients", place_.path(),
+               config_.memory_budget_bytes, max_clients_);
+  if (auto sent = notifier_.Send("READY=1\nSTATUS=Serving " + place_.path()); !sent.ok()) {
+    spdlog::warn("service manager: {}", sent.error().message);
+  }
+  loop_.run();
+}
+
+Result<void> Daemon::OnConnection(UniqueFd& socket, const PeerCredentials& peer) {
+  if (peer.uid != ::geteuid() && peer.uid != 0) {
+    return Error{ErrorCode::kPermission,
+                 "user " + std::to_string(peer.uid) + " may not use the daemon of user " +
+                     std::to_string(::geteuid()),
+                 0};
+  }
+  if (sessions_.size() >= max_clients_) {
+    return Error{ErrorCode::kLimit,
+                 std::to_string(sessions_.size()) +
+                     " clients are connected, the limit (--max-clients, RLIMIT_NOFILE)",
+                 0};
+  }
+  const SessionId id{++last_session_};
+  const Session::Identity identity{id, ::getpid(), pid_namespace_};
+  Session::Owner& owner = *this;
+  auto session = std::make_shared<Session>(loop_, std::move(socket), identity, owner);
+  sessions_.emplace(id, session);
+  dispatcher_.OnConnected();
+  session->Start(kHelloTimeout);
+  ArmMetrics();
+  return {};
+}
+
+void Daemon::OnRequest(SessionId session, Frame frame) {
+  Perform(DispatchRequest(dispatcher_, session, std::move(frame), Now()));
+}
+
+void Daemon::OnSessionClosed(SessionId session, const std::string& why) {
+  if (sessions_.erase(session) == 0) {
+    return;
+  }
+  spdlog::debug("session {} ended: {}", session.value, why);
+  Perform(dispatcher_.OnDisconnected(session, Now()));
+}
+
+void Daemon::OnLoaderFrame(JobId job, Frame frame) {
+  Perform(DispatchLoaderFrame(dispatcher_, job, frame, Now()));
+}
+
+void Daemon::OnLoaderBroken(JobId job, const Error& why) {
+  Perform(dispatcher_.OnLoaderFailed(
+      job, Error{ErrorCode::kLoaderFailed, "loader channel: " + why.message, why.errno_value},
+      Now()));
+}
+
+void Daemon::OnLoaderExit(JobId job, const std::optional<Error>& error) {
+  // The process may be the caller: it goes when the stack is unwound.
+  auto ended = loaders_.find(job);
+  if (ended != loaders_.end()) {
+    boost::asio::post(loop_, [process = ended->second] {});
+    loaders_.erase(ended);
+  }
+  Perform(dispatcher_.OnLoaderExit(job, error, Now()));
+}
+
+void Daemon::OnSignal() {
+  spdlog::info("stopping on a signal");
+  Perform(dispatcher_.OnStop(Now()));
+  BeginStop();
+}
+
+void Daemon::Perform(Actions actions) {
+  for (Action& action : actions) {
+    actions_.push_back(std::move(action));
+  }
+  if (performing_) {
+    return;
+  }
+  performing_ = true;
+  while (!actions_.empty()) {
+    Action action = std::move(actions_.front());
+    actions_.pop_front();
+    std::visit([this](auto& what) { Do(what); }, action);
+  }
+  performing_ = false;
+  ArmDeadline();
+  ArmMetrics();
+  if (stopping_) {
+    EndWhenIdle();
+  }
+}
+
+std::vector<int> Daemon::ArenaFds(const std::vector<ArenaId>& arenas) const {
+  std::vector<int> fds;
+  fds.reserve(arenas.size());
+  for (const ArenaId& arena : arenas) {
+    fds.push_back(store_.Fd(arena));
+  }
+  return fds;
+}
+
+void Daemon::Do(SendToClient& action) {
+  auto found = sessions_.find(action.session);
+  if (found == sessions_.end()) {
+    return;
+  }
+  FrameHeader header;
+  header.type = action.type;
+  header.flags = action.flags;
+  header.request_id = action.request_id;
+  const bool is_event = (action.flags & kFlagEvent) != 0;
+  if (is_event && !found->second->idle()) {
+    return;  // progress that cannot be taken now is stale soon
+  }
+  const std::vector<int> fds = ArenaFds(action.descriptors);
+  found->second->Send(header, EncodeBody(action.body), fds);
+}
+
+void Daemon::Do(SendToLoader& action) {
+  auto found = loaders_.find(action.job);
+  if (found == loaders_.end()) {
+    return;
+  }
+  FrameHeader header;
+  header.type = action.type;
+  header.flags = action.flags;
+  header.request_id = action.request_id;
+  const std::vector<int> fds = ArenaFds(action.descriptors);
+  found->second->Send(header, EncodeBody(action.body), fds);
+}
+
+void Daemon::Do(StartJob& action) {
+  std::vector<ArenaId> arenas;
+  for (const ArenaSpecRef& arena : action.request.arenas) {
+    arenas.push_back(arena.id);
+  }
+  LoaderProcess::Owner& owner = *this;
+  auto loader = std::make_shared<LoaderProcess>(loop_, action.job, owner);
+  const std::vector<int> fds = ArenaFds(arenas);
+  if (auto started = loader->Start(config_.loader, action, fds); !started.ok()) {
+    // Answered from the loop, as an exit would be.
+    boost::asio::post(loop_, [this, job = action.job, error = started.error()] {
+      Perform(dispatcher_.OnLoaderExit(job, error, Now()));
+    });
+    return;
+  }
+  loaders_.emplace(action.job, std::move(loader));
+}
+
+void Daemon::Do(CancelJob& action) {
+  auto found = loaders_.find(action.job);
+  if (found != loaders_.end()) {
+    found->second->Kill();
+  }
+}
+
+void Daemon::Do(CreateArenas& action) {
+  Perform(dispatcher_.OnArenasCreated(action.job, store_.Create(action.arenas), Now()));
+}
+
+void Daemon::Do(SealArenas& action) {
+  Perform(dispatcher_.OnSealed(action.job, store_.Seal(action), Now()));
+}
+
+void Daemon::Do(CloseArenas& action) {
+  for (const ArenaId& arena : action.arenas) {
+    store_.Close(arena);
+  }
+}
+
+void Daemon::Do(MeasureArenas& action) {
+  for (const ArenaId& arena : action.arenas) {
+    if (Result<std::uint64_t> bytes = store_.AllocatedBytes(arena); bytes.ok()) {
+      dispatcher_.OnArenaMeasured(arena, *bytes);
+    }
+  }
+}
+
+void Daemon::Do(Note& action) {
+  spdlog::log(action.level == Note::Level::kInfo ? spdlog::level::info : spdlog::level::warn, "{}",
+              action.text);
+}
+
+void Daemon::Do(StopDaemon&) {
+  spdlog::info("stopping on request");
+  BeginStop();
+}
+
+void Daemon::ArmDeadline() {
+  const TimePoint next = dispatcher_.NextDeadline();
+  if (next == armed_for_) {
+    return;
+  }
+  armed_for_ = next;
+  if (next == kNoDeadline) {
+    deadline_timer_.cancel();
+    return;
+  }
+  deadline_timer_.expires_at(next);
+  deadline_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) {
+      armed_for_ = kNoDeadline;
+      Perform(dispatcher_.OnTick(Now()));
+    }
+  });
+}
+
+void Daemon::ArmMetrics() {
+  if (config_.metrics.empty() || metrics_armed_) {
+    return;
+  }
+  metrics_armed_ = true;
+  metrics_timer_.expires_after(kMetricsInterval);
+  metrics_timer_.async_wait([this](const boost::system::error_code& error) {
+    metrics_armed_ = false;
+    if (!error) {
+      WriteMetrics();
+    }
+  });
+}
+
+// Readers of the file see the old text or the new one, never a part.
+void Daemon::WriteMetrics() {
+  const std::string temporary = config_.metrics + ".new";
+  std::ofstream file(temporary, std::ios::trunc);
+  file << dispatcher_.MetricsText(Now());
+  file.close();
+  if (!file || std::rename(temporary.c_str(), config_.metrics.c_str()) != 0) {
+    spdlog::warn("writing the metrics to {} failed", config_.metrics);
+  }
+}
+
+void Daemon::BeginStop() {
+  if (stopping_) {
+    return;
+  }
+  stopping_ = true;
+  if (auto sent = notifier_.Send("STOPPING=1"); !sent.ok()) {
+    spdlog::warn("service manager: {}", sent.error().message);
+  }
+  listener_.Stop();
+  stop_timer_.expires_after(kStopTimeout);
+  stop_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) {
+      loop_.stop();
+    }
+  });
+  boost::asio::post(loop_, [this] { EndWhenIdle(); });
+}
+
+// Replies that are on their way out and loaders that are being killed get a moment.
+void Daemon::EndWhenIdle() {
+  const bool flushed = std::all_of(sessions_.begin(), sessions_.end(),
+                                   [](const auto& entry) { return entry.second->idle(); });
+  if (flushed && loaders_.empty()) {
+    loop_.stop();
+  }
+}
+
+}  // namespace modelcache

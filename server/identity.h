@@ -1,0 +1,55 @@
+// What tells one model from another: the identity of its files and the options of the load.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/ids.h"
+#include "proto/messages.h"
+
+namespace modelcache {
+
+// What fstat tells of an open file; times since the epoch.
+struct FileStat {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::uint64_t size_bytes = 0;
+  std::int64_t mtime_ns = 0;
+  std::int64_t ctime_ns = 0;
+  auto operator<=>(const FileStat&) const = default;
+};
+
+// A file as a client named it. Only `stat` (and `name`, when there are several files) decides
+// whether two loads are the same; `path` is for people.
+struct FileIdentity {
+  std::string name;
+  std::string path;
+  FileStat stat;
+};
+
+// How the files are to be read; part of the identity.
+struct LoadOptions {
+  std::string format = "auto";
+  std::string device = "cpu";
+  bool operator==(const LoadOptions&) const = default;
+};
+
+// The id of what `files` with `stats` (same order, same length) and `options` describe.
+ModelId ComputeModelId(std::span<const FileRef> files, std::span<const FileStat> stats,
+                       std::string_view format, std::string_view device);
+
+// The path a model goes by: that of its only file, or the folder of the first of several.
+std::string ModelPath(std::span<const FileRef> files);
+
+// True when the files themselves are the same, whatever paths led to them.
+bool SameFiles(std::span<const FileIdentity> before, std::span<const FileIdentity> now);
+
+// The first difference in words, with old and new numbers: "size of m.safetensors 72 -> 69 bytes".
+// REQUIRES !SameFiles(before, now).
+std::string DescribeChange(std::span<const FileIdentity> before, std::span<const FileIdentity> now);
+
+}  // namespace modelcache

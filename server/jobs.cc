@@ -1,0 +1,406 @@
+// Starting, waiting for, cancelling and ending jobs. What loaders ask is in jobs_loader.cc.
+#include "server/jobs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/socket.h"
+
+namespace modelcache {
+namespace {
+
+constexpr Duration kExitTimeout = std::chrono::seconds(10);  // after the last word of a loader
+
+double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+SendToClient OpenedReply(Catalog& catalog, const ModelId& id, const Waiter& waiter, TimePoint now) {
+  const LeaseId lease = catalog.Lease(id, waiter.session, now);
+  const Model& model = *catalog.Find(id);
+  SendToClient send{waiter.session, MessageType::kOpen, kFlagReply, waiter.request_id, {}, {}};
+  OpenReply& reply = send.body.emplace<OpenReply>();
+  reply.model_id = id;
+  reply.name = model.name;
+  reply.lease = lease.value;
+  reply.hit = waiter.reason.empty();
+  reply.reason = reply.hit ? "resident" : waiter.reason;
+  reply.load_seconds = model.load_seconds;
+  reply.arenas = model.arenas;
+  if (waiter.want_descriptors) {
+    const std::size_t count = std::min(model.arenas.size(), kMaxDescriptors);
+    for (std::size_t i = 0; i < count; ++i) {
+      send.descriptors.push_back(model.arenas[i].id);
+    }
+  }
+  return send;
+}
+
+SendToClient RefusedReply(const Waiter& waiter, MessageType type, const Error& error) {
+  return SendToClient{waiter.session,
+                      type,
+                      kFlagReply | kFlagError,
+                      waiter.request_id,
+                      ErrorReply{error.code, error.message, error.errno_value},
+                      {}};
+}
+
+Jobs::Job* Jobs::Find(JobId id) {
+  auto found = jobs_.find(id);
+  return found == jobs_.end() ? nullptr : &found->second;
+}
+
+Jobs::Job* Jobs::FindIn(JobId id, Phase phase) {
+  Job* job = Find(id);
+  return job != nullptr && job->phase == phase ? job : nullptr;
+}
+
+JobId Jobs::NewJob(JobKind kind) {
+  const JobId id{++last_job_};
+  Job& job = jobs_[id];
+  job.id = id;
+  job.request.kind = kind;
+  job.request.arena_max_bytes = limits_.arena_max_bytes;
+  return id;
+}
+
+void Jobs::AddWaiter(Job& job, Waiter waiter) {
+  if (waiter.deadline != kNoDeadline) {
+    deadlines_.insert({waiter.deadline, job.id, waiter.session, waiter.request_id});
+  }
+  job.waiters.push_back(std::move(waiter));
+}
+
+void Jobs::RemoveWaiterDeadline(const Job& job, const Waiter& waiter) {
+  deadlines_.erase({waiter.deadline, job.id, waiter.session, waiter.request_id});
+}
+
+void Jobs::SetDeadline(Job& job, TimePoint at) {
+  deadlines_.erase({job.deadline, job.id, SessionId{}, 0});
+  job.deadline = at;
+  if (at != kNoDeadline) {
+    deadlines_.insert({at, job.id, SessionId{}, 0});
+  }
+}
+
+void Jobs::Hold(Job& job, const ArenaId& arena) {
+  if (job.held.insert(arena).second) {
+    catalog_.arenas().Use(arena);
+  }
+}
+
+void Jobs::Unhold(Job& job, const ArenaId& arena) {
+  if (job.held.erase(arena) > 0) {
+    catalog_.arenas().Unuse(arena);
+  }
+}
+
+void Jobs::HoldAll(Job& job, const Model& model, std::size_t first) {
+  for (std::size_t i = first; i < model.arenas.size(); ++i) {
+    job.request.arenas.push_back({model.arenas[i].id, model.arenas[i].size_bytes});
+    Hold(job, model.arenas[i].id);
+  }
+}
+
+bool Jobs::Join(const ModelId& id, Waiter waiter, bool pin) {
+  auto found = loading_.find(id);
+  if (found == loading_.end()) {
+    return false;
+  }
+  Job& job = jobs_.at(found->second);
+  waiter.reason = "joined a load in progress (" + job.waiters.front().reason + ")";
+  job.spec.pin = job.spec.pin || pin;
+  AddWaiter(job, std::move(waiter));
+  catalog_.CountJoin();
+  return true;
+}
+
+void Jobs::Load(LoadSpec spec, Waiter waiter, TimePoint now, Actions& out) {
+  Job& job = jobs_.at(NewJob(JobKind::kLoad));
+  job.name = spec.name;
+  job.request.files = spec.refs;
+  job.request.model_id = spec.wanted.id;
+  job.request.format = spec.wanted.options.format;
+  job.request.device = spec.wanted.options.device;
+  job.spec = std::move(spec);
+  AddWaiter(job, std::move(waiter));
+  loading_[job.request.model_id] = job.id;
+  queue_.push_back(job.id);
+  Pump(now, out);
+}
+
+void Jobs::Verify(const Model& model, Waiter waiter, TimePoint now, Actions& out) {
+  if (model.arenas.size() > kMaxDescriptors) {
+    out.emplace_back(RefusedReply(
+        waiter, MessageType::kVerify,
+        Error{ErrorCode::kLimit,
+              std::to_string(model.arenas.size()) + " arenas cannot be verified at once, limit " +
+                  std::to_string(kMaxDescriptors),
+              0}));
+    return;
+  }
+  Job& job = jobs_.at(NewJob(JobKind::kVerify));
+  job.name = model.name;
+  job.request.files = model.files;  // paths only: the daemon keeps no descriptors of model files
+  job.request.model_id = model.id;
+  job.request.format = model.format;
+  job.request.device = model.options.device;
+  HoldAll(job, model, 0);
+  AddWaiter(job, std::move(waiter));
+  queue_.push_back(job.id);
+  Pump(now, out);
+}
+
+void Jobs::Pump(TimePoint now, Actions& out) {
+  while (running_ < limits_.max_running && !queue_.empty()) {
+    Job& job = jobs_.at(queue_.front());
+    queue_.pop_front();
+    PauseCollapse(out);
+    ++running_;
+    Start(job, now, out);
+  }
+  if (running_ == 0 && collapse_.value == 0 && !to_collapse_.empty()) {
+    StartCollapse(now, out);
+  }
+}
+
+void Jobs::Start(Job& job, TimePoint now, Actions& out) {
+  job.phase = Phase::kRunning;
+  job.started = now;
+  const bool bounded = limits_.load_timeout < kNoDeadline - now;
+  SetDeadline(job, bounded ? now + limits_.load_timeout : kNoDeadline);
+  out.emplace_back(StartJob{job.id, job.request, std::move(job.spec.files)});
+}
+
+void Jobs::StartCollapse(TimePoint now, Actions& out) {
+  while (!to_collapse_.empty()) {
+    const Model* model = catalog_.Find(to_collapse_.front());
+    to_collapse_.pop_front();
+    if (model == nullptr || model->arenas.size() - model->borrowed_arenas > kMaxDescriptors) {
+      continue;
+    }
+    Job& job = jobs_.at(NewJob(JobKind::kCollapse));
+    job.name = model->name;
+    job.request.model_id = model->id;
+    HoldAll(job, *model, model->borrowed_arenas);
+    collapse_ = job.id;
+    Start(job, now, out);
+    return;
+  }
+}
+
+// A load that somebody waits for goes first; what is done so far stays done.
+void Jobs::PauseCollapse(Actions& out) {
+  Job* job = FindIn(collapse_, Phase::kRunning);
+  if (job != nullptr) {
+    to_collapse_.push_front(job->request.model_id);
+    Abandon(*job, out);
+  }
+}
+
+void Jobs::RefuseWaiters(Job& job, const Error& error, Actions& out) {
+  const MessageType type =
+      job.request.kind == JobKind::kVerify ? MessageType::kVerify : MessageType::kOpen;
+  for (const Waiter& waiter : job.waiters) {
+    RemoveWaiterDeadline(job, waiter);
+    out.emplace_back(RefusedReply(waiter, type, error));
+  }
+  job.waiters.clear();
+}
+
+// Ends the job's work: at once when it has no process yet, else by killing that.
+void Jobs::Abandon(Job& job, Actions& out) {
+  if (auto found = loading_.find(job.request.model_id);
+      found != loading_.end() && found->second == job.id) {
+    loading_.erase(found);
+  }
+  std::erase(reserving_, job.id);
+  for (const ArenaId& arena : job.own) {
+    catalog_.arenas().MarkLeaving(arena);
+  }
+  if (job.phase == Phase::kQueued) {
+    std::erase(queue_, job.id);
+    Forget(job);
+    return;
+  }
+  SetDeadline(job, kNoDeadline);
+  job.phase = Phase::kDying;
+  out.emplace_back(CancelJob{job.id});
+}
+
+void Jobs::CancelIfUnwanted(Job& job, TimePoint now, Actions& out) {
+  const bool wanted = !job.waiters.empty() || job.request.kind == JobKind::kCollapse ||
+                      job.phase == Phase::kFinished || job.phase == Phase::kDying;
+  if (wanted) {
+    return;
+  }
+  if (job.request.kind == JobKind::kLoad) {
+    ++counters_.cancelled_loads;
+    catalog_.history().Failed(job.spec.wanted.path, "cancelled: nobody waited any more", now);
+    out.emplace_back(Note{Note::Level::kInfo, "load of " + job.name + " cancelled: nobody waits"});
+  }
+  Abandon(job, out);
+}
+
+void Jobs::FailLoad(Job& job, const Error& error, TimePoint now, Actions& out) {
+  if (job.request.kind == JobKind::kLoad) {
+    ++counters_.failed_loads;
+    catalog_.history().Failed(job.spec.wanted.path, error.message, now);
+  }
+  out.emplace_back(Note{Note::Level::kWarning, "job for " + job.name + ": " + error.message});
+  RefuseWaiters(job, error, out);
+  Abandon(job, out);
+}
+
+// The job's process is gone, or never was.
+void Jobs::Forget(Job& job) {
+  for (const ArenaId& arena : std::set<ArenaId>(job.held)) {
+    Unhold(job, arena);
+  }
+  SetDeadline(job, kNoDeadline);
+  for (const Waiter& waiter : job.waiters) {
+    RemoveWaiterDeadline(job, waiter);
+  }
+  const JobId id = job.id;  // the job goes with it
+  jobs_.erase(id);
+}
+
+void Jobs::EndSession(SessionId session, TimePoint now, Actions& out) {
+  std::vector<JobId> touched;
+  for (auto& [id, job] : jobs_) {
+    const std::size_t before = job.waiters.size();
+    std::erase_if(job.waiters, [&, &owner = job](const Waiter& waiter) {
+      if (waiter.session == session) {
+        RemoveWaiterDeadline(owner, waiter);
+      }
+      return waiter.session == session;
+    });
+    if (job.waiters.size() != before) {
+      touched.push_back(id);
+    }
+  }
+  for (JobId id : touched) {
+    CancelIfUnwanted(jobs_.at(id), now, out);
+  }
+}
+
+void Jobs::Shutdown(TimePoint now, Actions& out) {
+  to_collapse_.clear();
+  std::vector<JobId> ids;
+  for (const auto& [id, job] : jobs_) {
+    ids.push_back(id);
+  }
+  for (JobId id : ids) {
+    Job& job = jobs_.at(id);
+    RefuseWaiters(job, Error{ErrorCode::kUnavailable, "the daemon is shutting down", 0}, out);
+    if (job.request.kind == JobKind::kCollapse && job.phase == Phase::kRunning) {
+      Abandon(job, out);
+    }
+    if (Job* left = Find(id); left != nullptr) {
+      CancelIfUnwanted(*left, now, out);
+    }
+  }
+}
+
+TimePoint Jobs::NextDeadline() const {
+  return deadlines_.empty() ? kNoDeadline : deadlines_.begin()->at;
+}
+
+void Jobs::OnTick(TimePoint now, Actions& out) {
+  while (!deadlines_.empty() && deadlines_.begin()->at <= now) {
+    const Deadline due = *deadlines_.begin();
+    deadlines_.erase(deadlines_.begin());
+    Job& job = jobs_.at(due.job);
+    if (due.session.value == 0) {
+      job.deadline = kNoDeadline;
+      if (job.phase == Phase::kFinished || job.request.kind == JobKind::kCollapse) {
+        Abandon(job, out);
+      } else {
+        FailLoad(
+            job,
+            Error{ErrorCode::kTimeout,
+                  "the loader of " + job.name + " did not finish within " +
+                      std::to_string(static_cast<std::int64_t>(Seconds(now - job.started))) + " s",
+                  0},
+            now, out);
+      }
+      continue;
+    }
+    auto late = std::find_if(job.waiters.begin(), job.waiters.end(), [&](const Waiter& waiter) {
+      return waiter.session == due.session && waiter.request_id == due.request_id;
+    });
+    if (late != job.waiters.end()) {
+      const MessageType type =
+          job.request.kind == JobKind::kVerify ? MessageType::kVerify : MessageType::kOpen;
+      out.emplace_back(RefusedReply(
+          *late, type,
+          Error{ErrorCode::kTimeout, "the load of " + job.name + " did not finish in time", 0}));
+      job.waiters.erase(late);
+      CancelIfUnwanted(job, now, out);
+    }
+  }
+}
+
+void Jobs::OnExit(JobId id, const std::optional<Error>& error, TimePoint now, Actions& out) {
+  Job* job = Find(id);
+  if (job == nullptr) {
+    return;
+  }
+  const JobKind kind = job->request.kind;
+  if (job->phase == Phase::kRunning || job->phase == Phase::kSealing) {
+    if (kind != JobKind::kCollapse) {
+      FailLoad(*job,
+               error.value_or(Error{ErrorCode::kLoaderFailed,
+                                    "the loader of " + job->name + " ended without a result", 0}),
+               now, out);
+    }
+  }
+  if (kind == JobKind::kCollapse) {
+    MeasureArenas measure;
+    measure.arenas.assign(job->held.begin(), job->held.end());
+    out.emplace_back(std::move(measure));
+    collapse_ = JobId{};
+  } else {
+    --running_;
+  }
+  Forget(*job);
+  Pump(now, out);
+}
+
+void Jobs::Publish(Job& job, TimePoint now, Actions& out) {
+  loading_.erase(job.request.model_id);
+  job.phase = Phase::kFinished;
+  for (const Waiter& waiter : job.waiters) {
+    RemoveWaiterDeadline(job, waiter);
+    out.emplace_back(OpenedReply(catalog_, job.request.model_id, waiter, now));
+  }
+  job.waiters.clear();
+  SetDeadline(job, now + kExitTimeout);
+}
+
+std::vector<ModelInfo> Jobs::Loading(TimePoint now) const {
+  std::vector<ModelInfo> models;
+  for (const auto& [model, id] : loading_) {
+    const Job& job = jobs_.at(id);
+    ModelInfo info;
+    info.id = model;
+    info.name = job.name;
+    info.path = job.spec.wanted.path;
+    info.format = job.request.format;
+    info.state = "loading";
+    info.pinned = job.spec.pin;
+    info.load_seconds = job.phase == Phase::kQueued ? 0 : Seconds(now - job.started);
+    models.push_back(std::move(info));
+  }
+  return models;
+}
+
+bool Jobs::IsLoading(std::string_view path_or_name) const {
+  return std::any_of(loading_.begin(), loading_.end(), [&](const auto& entry) {
+    const Job& job = jobs_.at(entry.second);
+    return job.name == path_or_name || job.spec.wanted.path == path_or_name ||
+           entry.first.Hex() == path_or_name;
+  });
+}
+
+}  // namespace modelcache
