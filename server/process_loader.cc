@@ -179,7 +179,9 @@ Result<void> LoaderProcess::Start(const std::string& program, const StartJob& jo
   failed = failed != 0 ? failed : plan.Spawn(program, pid_);
   if (failed != 0) {
     pid_ = 0;
-    return SystemError("start of the loader " + program, failed);
+    Error error = SystemError("start of the loader " + program, failed);
+    error.code = error.code == ErrorCode::kNotFound ? ErrorCode::kLoaderFailed : error.code;
+    return error;
   }
   UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   if (!pidfd.valid()) {

@@ -50,7 +50,7 @@ class LoaderProcess : public std::enable_shared_from_this<LoaderProcess>,
   ~LoaderProcess();
 
   // Spawns `program` and sends the job; `arena_fds` follow the files' descriptors.
-  // Errors: kLimit (descriptors), kNotFound (no such program), kSystem. Then nothing runs.
+  // Errors: kLimit (descriptors), kLoaderFailed (no such program), kSystem. Then nothing runs.
   Result<void> Start(const std::string& program, const StartJob& job,
                      std::span<const int> arena_fds);
 
