@@ -122,6 +122,7 @@ struct RawOptions {
 void AddOptions(CLI::App& app, Config& config, RawOptions& raw) {
   app.set_version_flag("--version", std::string("modelcached ") + kProductVersion);
   app.set_config("--config", "", "Read options from this file (INI or TOML)");
+  app.allow_config_extras(CLI::config_extras_mode::error);
   app.add_option("--socket", config.socket, "Path of the socket");
   app.add_option("--memory-budget", raw.budget,
                  "Memory arenas may hold: a size (64GiB) or a share of what is usable (80%)")
