@@ -44,7 +44,9 @@ def test_least_recently_used_goes_first(client, daemon, paths):
     assert any(e["event"] == "evict" and e["reason"] for e in client.why(str(paths[1]))["history"])
 
 
-def test_model_larger_than_the_budget_is_refused_with_both_numbers(client, daemon, tmp_path, refused):
+def test_model_larger_than_the_budget_is_refused_with_both_numbers(
+    client, daemon, tmp_path, refused
+):
     client.open(sparse_st(tmp_path / "small.safetensors", 30)).close()
     entries = daemon.status()["entries"]
     path = sparse_st(tmp_path / "large.safetensors", 200)
@@ -101,6 +103,9 @@ def test_every_reason_is_kept(client, paths):
     client.evict(str(paths[0]))
     events = [event["event"] for event in client.why(str(paths[0]))["history"]]
     assert [e for e in events if e in ("miss", "load", "hit", "evict")] == [
-        "miss", "load", "hit", "evict",
-    ]  # fmt: skip
+        "miss",
+        "load",
+        "hit",
+        "evict",
+    ]
     assert client.why(str(paths[0]))["state"] == "absent"

@@ -38,8 +38,10 @@ def test_load_of_every_kind(daemon, tmp_path):
     script.save(str(tmp_path / "s.pt"))
     folder = sharded(tmp_path / "folder", {"a.safetensors": {"w": ("U8", [1], b"\x07")}})
     for target, kind in (
-        (tmp_path / "a.pt", "torch"), (tmp_path / "s.pt", "torchscript"), (folder, "safetensors"),
-    ):  # fmt: skip
+        (tmp_path / "a.pt", "torch"),
+        (tmp_path / "s.pt", "torchscript"),
+        (folder, "safetensors"),
+    ):
         loaded = ctl_json(daemon, "load", target)
         shown = ctl_json(daemon, "show", loaded["model_id"])
         assert shown["format"] == kind
@@ -65,8 +67,13 @@ def test_show_is_a_table_of_tensors(daemon, path):
     shown = ctl_json(daemon, "show", path)
     (tensor,) = shown["tensors"]
     assert {k: tensor[k] for k in ("name", "dtype", "shape", "stride", "offset", "storage")} == {
-        "name": "w", "dtype": "float32", "shape": [2], "stride": [1], "offset": 0, "storage": 0,
-    }  # fmt: skip
+        "name": "w",
+        "dtype": "float32",
+        "shape": [2],
+        "stride": [1],
+        "offset": 0,
+        "storage": 0,
+    }
     text = daemon.ctl("show", path, check=DONE).stdout
     assert "w" in text and "float32" in text
 
@@ -80,8 +87,19 @@ def test_show_leaves_no_lease(daemon, path):
 
 def test_status_has_what_it_promises(daemon):
     status = ctl_json(daemon, "status")
-    for name in ("daemon_pid", "version", "memory_budget_bytes", "arena_bytes", "entries", "loads",
-                 "hits", "misses", "evictions", "leases", "clients"):  # fmt: skip
+    for name in (
+        "daemon_pid",
+        "version",
+        "memory_budget_bytes",
+        "arena_bytes",
+        "entries",
+        "loads",
+        "hits",
+        "misses",
+        "evictions",
+        "leases",
+        "clients",
+    ):
         assert name in status, name
     assert status["daemon_pid"] == daemon.pid
     assert status["memory_budget_bytes"] == 8 * 2**30
@@ -159,17 +177,35 @@ def test_bad_file_is_refused(daemon, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["frobnicate"], ["load"], ["evict"], ["list", "--frobnicate"], ["load", "--format", "zip", "x"]],
+    [
+        [],
+        ["frobnicate"],
+        ["load"],
+        ["evict"],
+        ["list", "--frobnicate"],
+        ["load", "--format", "zip", "x"],
+    ],
     ids=["nothing", "command", "no path", "no model", "option", "format"],
-)  # fmt: skip
+)
 def test_usage_errors(daemon, arguments):
     assert daemon.ctl(*arguments, check=USAGE).stderr
 
 
 def test_help_and_version():
     done = run_ctl("--help", check=DONE)
-    for command in ("load", "list", "show", "status", "evict", "pin", "unpin", "why", "verify",
-                    "metrics", "shutdown"):  # fmt: skip
+    for command in (
+        "load",
+        "list",
+        "show",
+        "status",
+        "evict",
+        "pin",
+        "unpin",
+        "why",
+        "verify",
+        "metrics",
+        "shutdown",
+    ):
         assert command in done.stdout, command
     assert re.search(r"\d+\.\d+\.\d+", run_ctl("--version", check=DONE).stdout)
 
@@ -196,9 +232,12 @@ def test_python_module_command(daemon, tmp_path):
 
     def module(*arguments, socket):
         return subprocess.run(
-            [sys.executable, "-m", "modelcache", *arguments], capture_output=True, text=True,
-            env=client_environment(MODELCACHE_SOCKET=socket), timeout=60,
-        )  # fmt: skip
+            [sys.executable, "-m", "modelcache", *arguments],
+            capture_output=True,
+            text=True,
+            env=client_environment(MODELCACHE_SOCKET=socket),
+            timeout=60,
+        )
 
     assert "library 0." in module("--version", socket=daemon.socket).stdout
     status = module("--status", socket=daemon.socket)

@@ -89,8 +89,9 @@ def test_shared_arena_stays_while_anyone_needs_it(tmp_path, client, daemon):
     client.evict(str(two))
     after = daemon.figures()
     assert (after["arena_bytes"], after["resident_bytes"]) == (
-        before["arena_bytes"], before["resident_bytes"]
-    )  # fmt: skip
+        before["arena_bytes"],
+        before["resident_bytes"],
+    )
 
 
 def test_models_that_share_are_written_apart(tmp_path, client):
@@ -125,7 +126,11 @@ def test_zeros_of_many_sizes(tmp_path, client, daemon):
     before = daemon.status()["arena_bytes"]
     header, offset = {}, 0
     for i in range(20):
-        header[f"z{i}"] = {"dtype": "U8", "shape": [2**20], "data_offsets": [offset, offset + 2**20]}
+        header[f"z{i}"] = {
+            "dtype": "U8",
+            "shape": [2**20],
+            "data_offsets": [offset, offset + 2**20],
+        }
         offset += 2**20
     path = tmp_path / "z.safetensors"
     path.write_bytes(st(json.dumps(header), bytes(offset)))

@@ -80,9 +80,19 @@ def test_many_requests_in_one_write_are_all_answered(daemon):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 10000, b'{"min_version":-1}',
-             b'{"min_version":1}', b'{"min_version":1,"max_version":99999999999999999999}'],
-)  # fmt: skip
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 10000,
+        b'{"min_version":-1}',
+        b'{"min_version":1}',
+        b'{"min_version":1,"max_version":99999999999999999999}',
+    ],
+)
 def test_hello_of_the_wrong_form(daemon, body):
     with Raw(daemon.socket, hello=False) as peer:
         kind, flags, reply, _ = peer.ask(wire.HELLO, body)

@@ -1,4 +1,4 @@
-"""Writes stay in their process; reads share memory; nothing lives longer or shorter than it must."""
+"""Writes stay in their process; reads share memory; nothing lives longer or shorter than needed."""
 
 import gc
 import os
@@ -47,7 +47,9 @@ def test_in_place_writes_are_seen_by_their_process_alone(daemon, model_path):
     file_before = sha256(model_path.read_bytes())
     original = expected(model_path)
     read = DIGEST + "say(digests())\nwait()\nsay(digests())"
-    write = DIGEST + """
+    write = (
+        DIGEST
+        + """
 def private():
     for line in open("/proc/self/smaps_rollup"):
         if line.startswith("Private_Dirty:"):
@@ -65,6 +67,7 @@ ok = bool((a[:1, :1024] == slice_before + 1).all()) and bool((a[1:] == layer_bef
 say([ok, after_slice - import_cost, after_layer - after_slice, digests()])
 wait()
 """
+    )
     with Worker(daemon, read, path=model_path) as b, Worker(daemon, write, path=model_path) as a:
         assert b.hear() == original
         ok, slice_cost, layer_cost, changed = a.hear()

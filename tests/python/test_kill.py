@@ -107,7 +107,9 @@ def test_loader_dies_with_its_daemon(tmp_path):
     large = sparse_st(tmp_path / "large.safetensors", 256)
     daemon = Daemon(tmp_path / "d")
     try:
-        with Worker(daemon, 'say("ready")\nwait()\nclient.open(arguments["path"])', path=large) as w:
+        with Worker(
+            daemon, 'say("ready")\nwait()\nclient.open(arguments["path"])', path=large
+        ) as w:
             w.hear()
             w.go()
             (pid,) = eventually(daemon.loaders, what="a loader")

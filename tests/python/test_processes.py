@@ -16,8 +16,15 @@ import modelcache
 import pytest
 
 from cachetest.daemon import (
-    BUILD, DAEMON, Daemon, clean_environment, command_line, memory_of, open_descriptors, run_ctl,
-)  # fmt: skip
+    BUILD,
+    DAEMON,
+    Daemon,
+    clean_environment,
+    command_line,
+    memory_of,
+    open_descriptors,
+    run_ctl,
+)
 from cachetest.files import GOOD, sparse_st, st, st_tensors
 from cachetest.limits import MemoryGroup, descriptor_limit, pid_namespace
 from cachetest.processes import Worker, ask, client_environment, exists
@@ -41,9 +48,12 @@ def path(tmp_path):
 def ended(command, environment=None, seconds=10):
     """Runs a daemon that is expected to end by itself: (exit code, messages)."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=seconds,
+        command,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
         env=environment or clean_environment(),
-    )  # fmt: skip
+    )
     return done.returncode, done.stderr + done.stdout
 
 
@@ -118,7 +128,9 @@ def test_client_under_a_memory_limit_that_writes_all_is_killed(tmp_path, daemon)
 def test_descriptors_grow_with_arenas_not_with_tensors(tmp_path, daemon):
     """G2"""
     many = tmp_path / "many.safetensors"
-    many.write_bytes(st_tensors({f"t{i}": ("F32", [4], struct.pack("<4f", i, 0, 0, 0)) for i in range(5000)}))
+    many.write_bytes(
+        st_tensors({f"t{i}": ("F32", [4], struct.pack("<4f", i, 0, 0, 0)) for i in range(5000)})
+    )
     code = """
     before = len(os.listdir("/proc/self/fd"))
     model = client.open(arguments["path"])
@@ -266,7 +278,7 @@ LIES = {
     "size beyond everything": lambda folder: (memfd(), {"size_bytes": 2**63}),
     "descriptor -1": lambda folder: (memfd(), {"fd": -1}),
     "descriptor of nothing": lambda folder: (memfd(), {"fd": 99999}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
@@ -274,7 +286,13 @@ def test_client_refuses_what_is_not_an_arena(tmp_path, path, lie):
     """G4: before it maps anything."""
     descriptor, claims = lie(tmp_path)
     stat = os.fstat(descriptor)
-    arena = {"id": "1" * 32, "fd": descriptor, "inode": stat.st_ino, "size_bytes": stat.st_size, **claims}
+    arena = {
+        "id": "1" * 32,
+        "fd": descriptor,
+        "inode": stat.st_ino,
+        "size_bytes": stat.st_size,
+        **claims,
+    }
 
     def answer(kind, body):
         if kind != OPEN:
@@ -287,7 +305,9 @@ def test_client_refuses_what_is_not_an_arena(tmp_path, path, lie):
         before = maps.read_text().count("memfd:lie")
         with pytest.raises(modelcache.Error) as caught:
             client.open(path, timeout=5)
-        assert caught.value.status in ("corrupt", "protocol", "not_found", "system", "limit"), caught.value
+        assert caught.value.status in ("corrupt", "protocol", "not_found", "system", "limit"), (
+            caught.value
+        )
         assert str(caught.value)
         assert maps.read_text().count("memfd:lie") == before
         client.close()
@@ -304,7 +324,9 @@ def test_client_refuses_answers_without_arenas(tmp_path, path):
                 client.open(path, timeout=5)
 
 
-@pytest.mark.parametrize("reply", [b"", b"\0" * 64, b"MDLC", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 4096])
+@pytest.mark.parametrize(
+    "reply", [b"", b"\0" * 64, b"MDLC", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 4096]
+)
 def test_client_survives_a_daemon_that_talks_nonsense(tmp_path, path, reply):
     with FakeDaemon(tmp_path / "fake", lambda kind, body: reply) as fake:
         with modelcache.Client(fake.path, autostart=False) as client:
@@ -414,9 +436,14 @@ def test_twenty_daemons_at_once(tmp_path, round_number):
     dead_socket(folder / "socket")
     logs = [open(tmp_path / f"log{i}", "w") for i in range(20)]
     processes = [
-        subprocess.Popen([DAEMON, "--socket", str(folder / "socket")], stderr=log, stdout=log,
-                         env=clean_environment()) for log in logs
-    ]  # fmt: skip
+        subprocess.Popen(
+            [DAEMON, "--socket", str(folder / "socket")],
+            stderr=log,
+            stdout=log,
+            env=clean_environment(),
+        )
+        for log in logs
+    ]
     try:
         eventually(lambda: len(living(processes)) == 1, 20, "the end of all but one daemon")
         (winner,) = living(processes)
@@ -446,9 +473,15 @@ def test_twenty_clients_that_start_a_daemon(tmp_path, path):
         MODELCACHE_SOCKET=str(where), MODELCACHE_AUTOSTART="1", MODELCACHE_DAEMON=str(DAEMON)
     )
     processes = [
-        subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True, env=environment) for _ in range(20)
-    ]  # fmt: skip
+        subprocess.Popen(
+            [sys.executable, "-c", script, path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for _ in range(20)
+    ]
     try:
         answers = [process.communicate(timeout=60) for process in processes]
         pids = {out.split()[0] for out, err in answers if out}
@@ -554,6 +587,7 @@ def test_socket_activation(tmp_path):
         activated("socket", where, 1, "own"), env=clean_environment(), stderr=subprocess.PIPE
     )
     try:
+
         def answers():
             with contextlib.suppress(modelcache.UnavailableError):
                 return modelcache.Client(where, autostart=False)
@@ -594,9 +628,11 @@ def test_activation_meant_for_another_process_is_ignored(tmp_path):
     own.mkdir(mode=0o700)
     process = subprocess.Popen(
         activated("socket", passed, 1, 1, "--socket", str(own / "socket")),
-        env=clean_environment(), stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        env=clean_environment(),
+        stderr=subprocess.DEVNULL,
+    )
     try:
+
         def answers():
             with contextlib.suppress(modelcache.UnavailableError):
                 modelcache.Client(own / "socket", autostart=False).close()
@@ -688,7 +724,12 @@ def test_gpu_that_is_not_there_is_a_clear_error(tmp_path, refused):
         pytest.skip("this host has a GPU")
     script = torch.jit.script(torch.nn.Linear(2, 2))
     script.save(str(tmp_path / "s.pt"))
-    refused(tmp_path / "s.pt", "cuda", device="cuda:0", status=("unsupported", "invalid_argument", "bad_file"))
+    refused(
+        tmp_path / "s.pt",
+        "cuda",
+        device="cuda:0",
+        status=("unsupported", "invalid_argument", "bad_file"),
+    )
 
 
 # ---- G12: fork ----------------------------------------------------------------------------------

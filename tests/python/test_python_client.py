@@ -118,11 +118,15 @@ def test_names_and_paths_of_any_text(client, tmp_path):
 
 def test_errors_are_kin_of_the_usual_ones():
     for name, base in (
-        ("not_found", FileNotFoundError), ("timeout", TimeoutError),
-        ("unavailable", ConnectionError), ("permission", PermissionError),
-        ("no_room", MemoryError), ("bad_file", ValueError), ("unsupported", NotImplementedError),
+        ("not_found", FileNotFoundError),
+        ("timeout", TimeoutError),
+        ("unavailable", ConnectionError),
+        ("permission", PermissionError),
+        ("no_room", MemoryError),
+        ("bad_file", ValueError),
+        ("unsupported", NotImplementedError),
         ("invalid_argument", ValueError),
-    ):  # fmt: skip
+    ):
         error = _ffi.error(name, "what happened")
         assert isinstance(error, base) and isinstance(error, modelcache.Error)
         assert error.status == name and _ffi.status_name(error.code) == name
@@ -158,14 +162,23 @@ def test_structure_nodes():
             ["u", {"t": 4, "is": 3}],
         ],
         "type": "OrderedDict",
-        "attrs": {"_metadata": {"d": [["", {"d": [["version", 2]], "type": "dict"}]], "type": "dict"}},
-    }  # fmt: skip
+        "attrs": {
+            "_metadata": {"d": [["", {"d": [["version", 2]], "type": "dict"}]], "type": "dict"}
+        },
+    }
     made = _structure.rebuild(node, lambda number: f"tensor {number}")
     assert type(made) is collections.OrderedDict
     assert made == {
-        "a": [1, (True, None), "x"], (1, 2): 2**70, "f": float("-inf"), "b": b"\0\1", "c": 1 - 2j,
-        "s": {1}, "o": modelcache.Opaque("m.C"), "t": "tensor 3", "u": "tensor 3",
-    }  # fmt: skip
+        "a": [1, (True, None), "x"],
+        (1, 2): 2**70,
+        "f": float("-inf"),
+        "b": b"\0\1",
+        "c": 1 - 2j,
+        "s": {1},
+        "o": modelcache.Opaque("m.C"),
+        "t": "tensor 3",
+        "u": "tensor 3",
+    }
     assert made._metadata == _structure.version_metadata(node) == {"": {"version": 2}}
     assert _structure.same_objects(node) == {4: 3}
     with pytest.raises(ValueError, match="unknown structure node"):
@@ -174,9 +187,12 @@ def test_structure_nodes():
 
 def test_library_that_is_not_there_is_named():
     done = subprocess.run(
-        [sys.executable, "-m", "modelcache", "--version"], capture_output=True, text=True,
-        env=client_environment(MODELCACHE_LIBRARY="/nowhere/libmodelcache.so"), timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-m", "modelcache", "--version"],
+        capture_output=True,
+        text=True,
+        env=client_environment(MODELCACHE_LIBRARY="/nowhere/libmodelcache.so"),
+        timeout=60,
+    )
     assert done.returncode == 1
     assert "/nowhere/libmodelcache.so" in done.stderr and "MODELCACHE_LIBRARY" in done.stderr
     assert "Traceback" not in done.stderr
@@ -195,9 +211,12 @@ def test_library_is_found_next_to_an_installed_package(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MODELCACHE_")}
     environment["PYTHONPATH"] = str(package.parent)
     done = subprocess.run(
-        [sys.executable, "-m", "modelcache", "--version"], capture_output=True, text=True,
-        env=environment, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-m", "modelcache", "--version"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
     assert f"({tmp_path}/lib/{library.name})" in done.stdout, done.stderr
 
 
@@ -236,7 +255,12 @@ def test_warm_open_with_all_tensors_is_much_faster_than_reading_the_file(client,
 
     path = tmp_path / "many.safetensors"
     path.write_bytes(
-        st_tensors({f"layers.{i}.w": ("F32", [32, 32], struct.pack("<1024f", *[i] * 1024)) for i in range(1000)})
+        st_tensors(
+            {
+                f"layers.{i}.w": ("F32", [32, 32], struct.pack("<1024f", *[i] * 1024))
+                for i in range(1000)
+            }
+        )
     )
     client.open(path).close()
 

@@ -191,7 +191,11 @@ def test_empty_tensors_keep_their_shapes(tmp_path, client, daemon):
     before = daemon.status()["arena_bytes"]
     model = client.open(path)
     assert daemon.status()["arena_bytes"] - before == 4
-    assert {name: tuple(t.shape) for name, t in model.items()} == {"a": (0,), "b": (2, 0), "c": (1,)}
+    assert {name: tuple(t.shape) for name, t in model.items()} == {
+        "a": (0,),
+        "b": (2, 0),
+        "c": (1,),
+    }
     assert model["c"].tolist() == [1.5]
     shapes = ask(
         daemon,
@@ -257,13 +261,26 @@ def test_dtype_that_torch_lacks_is_a_clear_error_for_its_tensor_alone(tmp_path, 
 
 
 DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
-    "I32": torch.int32, "I64": torch.int64, "U16": torch.uint16, "U32": torch.uint32,
-    "U64": torch.uint64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
-    "F64": torch.float64, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
-}  # fmt: skip
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
 
 
 def test_every_dtype_of_the_format(tmp_path, client):
@@ -300,8 +317,11 @@ def test_equals_a_direct_load(tmp_path, client):
         assert type(tensor) is torch.Tensor
         assert torch.equal(tensor, expected)
         assert (tensor.dtype, tensor.stride(), tensor.storage_offset(), tensor.requires_grad) == (
-            expected.dtype, expected.stride(), expected.storage_offset(), False
-        )  # fmt: skip
+            expected.dtype,
+            expected.stride(),
+            expected.storage_offset(),
+            False,
+        )
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
         assert tensor.data_ptr() % 64 == 0
 
@@ -359,12 +379,14 @@ def shards():
     return {
         "model-00001-of-00003.safetensors": {"model.embed.weight": tensor(64, 16)},
         "model-00002-of-00003.safetensors": {
-            "model.layers.0.weight": tensor(16, 32), "model.layers.1.weight": tensor(16, 32),
+            "model.layers.0.weight": tensor(16, 32),
+            "model.layers.1.weight": tensor(16, 32),
         },
         "model-00003-of-00003.safetensors": {
-            "model.norm.weight": tensor(16), "lm_head.weight": tensor(64, 16),
+            "model.norm.weight": tensor(16),
+            "lm_head.weight": tensor(64, 16),
         },
-    }  # fmt: skip
+    }
 
 
 def everything(model):
@@ -416,7 +438,9 @@ def test_stray_file_is_ignored(tmp_path, client):
     assert everything(client.open(folder)) == contents(parts)
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/hostname", "sub/x.safetensors", ".."])
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/hostname", "sub/x.safetensors", ".."]
+)
 def test_index_cannot_name_files_outside_its_folder(tmp_path, refused, name):
     """A16 c"""
     parts = shards()
@@ -428,9 +452,10 @@ def test_index_cannot_name_files_outside_its_folder(tmp_path, refused, name):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"weight_map":[]}', '{"weight_map":{"a":3}}', "[" * 100000],
+    "text",
+    ["", "[]", "{}", '{"weight_map":[]}', '{"weight_map":{"a":3}}', "[" * 100000],
     ids=["empty", "array", "no map", "map an array", "shard a number", "deep"],
-)  # fmt: skip
+)
 def test_index_of_the_wrong_form(tmp_path, refused, text):
     folder = sharded(tmp_path / "m", shards())
     (folder / "model.safetensors.index.json").write_text(text)

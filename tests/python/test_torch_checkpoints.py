@@ -181,9 +181,7 @@ def test_pickle_that_runs_a_command(tmp_path, refused):
     """B8"""
     target = tmp_path / "pwned"
     command = f"touch {target}".encode()
-    pickle = (
-        b"\x80\x02cposix\nsystem\n(X" + struct.pack("<I", len(command)) + command + b"tR."
-    )
+    pickle = b"\x80\x02cposix\nsystem\n(X" + struct.pack("<I", len(command)) + command + b"tR."
     path = write(tmp_path, pt(pickle))
     refused(path, "posix.system", status=("bad_file", "unsupported"))
     assert not target.exists()
@@ -220,7 +218,9 @@ def test_pickle_bomb_is_refused(tmp_path, refused):
     level = b"]q\x00N" + b"a"
     pickle = b"\x80\x02" + level
     for memo in range(1, 61):
-        pickle += b"]q" + bytes([memo]) + b"h" + bytes([memo - 1]) + b"ah" + bytes([memo - 1]) + b"a"
+        pickle += (
+            b"]q" + bytes([memo]) + b"h" + bytes([memo - 1]) + b"ah" + bytes([memo - 1]) + b"a"
+        )
     refused(write(tmp_path, pt(pickle + b".")), status=("bad_file", "unsupported", "limit"))
 
 
@@ -281,7 +281,14 @@ def test_spellings_of_a_path_are_one_entry(tmp_path, client, daemon, saved, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link.pt").symlink_to(saved)
     entries = daemon.status()["entries"]
-    spellings = ["a.pt", str(saved), saved, bytes(saved), f"{tmp_path}/../{tmp_path.name}/a.pt", "link.pt"]
+    spellings = [
+        "a.pt",
+        str(saved),
+        saved,
+        bytes(saved),
+        f"{tmp_path}/../{tmp_path.name}/a.pt",
+        "link.pt",
+    ]
     ids = {client.open(path).model_id for path in spellings}
     assert len(ids) == 1
     assert daemon.status()["entries"] == entries + 1
@@ -361,10 +368,14 @@ def test_requires_grad_and_conjugate_and_negative(tmp_path, client):
 def kinds():
     """D12: one element of each kind whose tables lag behind."""
     bits = {
-        "uint16": (torch.int16, -1), "uint32": (torch.int32, -1), "uint64": (torch.int64, -(2**63)),
-        "float8_e4m3fn": (torch.uint8, 0x7E), "float8_e5m2": (torch.uint8, 0x7B),
-        "bfloat16": (torch.int16, -(2**15)), "bool": (torch.uint8, 1),
-    }  # fmt: skip
+        "uint16": (torch.int16, -1),
+        "uint32": (torch.int32, -1),
+        "uint64": (torch.int64, -(2**63)),
+        "float8_e4m3fn": (torch.uint8, 0x7E),
+        "float8_e5m2": (torch.uint8, 0x7B),
+        "bfloat16": (torch.int16, -(2**15)),
+        "bool": (torch.uint8, 1),
+    }
     made = {
         name: torch.tensor([raw], dtype=kind).view(getattr(torch, name))
         for name, (kind, raw) in bits.items()
@@ -373,8 +384,16 @@ def kinds():
     return made
 
 
-SIZES = {"uint16": 2, "uint32": 4, "uint64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
-         "complex32": 4, "bfloat16": 2, "bool": 1}  # fmt: skip
+SIZES = {
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "complex32": 4,
+    "bfloat16": 2,
+    "bool": 1,
+}
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -401,8 +420,11 @@ def test_quantized_tensors(tmp_path, client):
     whole = torch.quantize_per_tensor(torch.tensor([[-1.0, 0.0], [1.0, 2.0]]), 0.5, 3, torch.qint8)
     channels = torch.quantize_per_channel(
         torch.tensor([[-1.0, 0.0], [1.0, 2.0]]),
-        torch.tensor([0.5, 0.25]), torch.tensor([1, 2]), 0, torch.quint8,
-    )  # fmt: skip
+        torch.tensor([0.5, 0.25]),
+        torch.tensor([1, 2]),
+        0,
+        torch.quint8,
+    )
     torch.save({"whole": whole, "channels": channels}, path)
     model = client.open(path)
     assert model["whole"].dtype == torch.qint8

@@ -98,9 +98,7 @@ class Client:
         self._lib = _ffi.library()
         options = _ffi.ClientOptions(struct_size=sizeof(_ffi.ClientOptions))
         if autostart is not None:
-            options.autostart = (
-                _ffi.MC_AUTOSTART_ALWAYS if autostart else _ffi.MC_AUTOSTART_NEVER
-            )
+            options.autostart = _ffi.MC_AUTOSTART_ALWAYS if autostart else _ffi.MC_AUTOSTART_NEVER
         options.socket_path = None if socket is None else os.fsencode(socket)
         options.timeout_ms = _milliseconds(timeout)
         pointer = c_void_p()

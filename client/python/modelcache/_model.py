@@ -145,7 +145,7 @@ class Model(Mapping):
     # ---- whole objects --------------------------------------------------------------------------
 
     def state_dict(self) -> "collections.OrderedDict[str, torch.Tensor]":
-        """Every tensor by name, with the version information (`_metadata`) of a saved state dict."""
+        """Every tensor by name, with the versions (`_metadata`) that a saved state dict carries."""
         from modelcache import _structure
 
         result = collections.OrderedDict(self._all())
@@ -211,7 +211,9 @@ class Model(Mapping):
             whole = 0 if storage is None else tables.storage_bytes[storage]
             grad = bool(row[8] & _ffi.MC_TENSOR_REQUIRES_GRAD)
             result.append(
-                TensorInfo(name, dtypes[row[7]], shape, stride, row[3], row[4], storage, whole, grad)
+                TensorInfo(
+                    name, dtypes[row[7]], shape, stride, row[3], row[4], storage, whole, grad
+                )
             )
         return result
 

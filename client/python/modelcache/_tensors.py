@@ -21,7 +21,7 @@ _SEED = (ctypes.c_char * 16)()
 
 
 class TensorBuilder:
-    """Builds each tensor of a model once. Any thread, without locks: the first one built is kept."""
+    """Builds each tensor of a model once. Any thread, no locks: the first one built is kept."""
 
     def __init__(self, tables: Tables, metadata: bytes, model: str) -> None:
         self._tables = tables
@@ -70,8 +70,11 @@ class TensorBuilder:
         """The tensors that alone cover their storage, which are nearly all, in one quick pass."""
         tables, tensors, uses = self._tables, self._tensors, self._uses
         whole, low, addresses, sizes = (
-            tables.whole(), tables.low, tables.addresses, tables.storage_bytes
-        )  # fmt: skip
+            tables.whole(),
+            tables.low,
+            tables.addresses,
+            tables.storage_bytes,
+        )
         dimensions, dtypes, frombuffer = tables.dimensions, self._dtypes, torch.frombuffer
         for number, row in enumerate(tables.rows):
             _, _, storage, offset, nbytes, first, ndim, code, flags, _ = row

@@ -1,1 +1,1 @@
-"""What the Python tests share: a daemon of their own, hand-made model files, the wire, processes."""
+"""What the Python tests share: a daemon of their own, model files by hand, the wire, processes."""

@@ -43,7 +43,10 @@ class Daemon:
     def start(self):
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                self._command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
                 env=self._environment,
             )
         eventually(self._answers, what=f"an answer of the daemon (log: {self.log_path})")
@@ -74,8 +77,15 @@ class Daemon:
     def figures(self):
         """What must be as before once everything that was started has ended."""
         status = self.status()
-        names = ("arena_bytes", "resident_bytes", "reserved_bytes", "entries", "loading", "leases",
-                 "clients")  # fmt: skip
+        names = (
+            "arena_bytes",
+            "resident_bytes",
+            "reserved_bytes",
+            "entries",
+            "loading",
+            "leases",
+            "clients",
+        )
         return {name: status[name] for name in names}
 
     def loaders(self):
@@ -125,7 +135,10 @@ class Daemon:
 def run_ctl(*arguments, check=None, environment=None):
     """Runs modelcachectl; `check` is the exit code it must have."""
     done = subprocess.run(
-        [str(CTL), *map(str, arguments)], capture_output=True, text=True, timeout=60,
+        [str(CTL), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env=environment or clean_environment(),
     )
     if check is not None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 GOOD_HEADER = '{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 GOOD = struct.pack("<Q", 56) + GOOD_HEADER.encode().ljust(56) + struct.pack("<2f", 1.0, 2.0)
-LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+LFS_POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+)
 
 # What torch.save writes as data.pkl for {"w": torch.arange(6.)}, protocol 2. Every patch of a test
 # must find its opcode here exactly once.
@@ -61,7 +63,7 @@ def patched(old, new, pickle=PICKLE):
 
 
 def rezip(source, target, compression=zipfile.ZIP_STORED, change=None, comment=b""):
-    """Writes the records of a zip anew with Python's zipfile. `change` maps (name, bytes) to bytes."""
+    """Writes the records of a zip anew with zipfile. `change` maps (name, bytes) to bytes."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", compression) as new:
         for item in old.infolist():
             content = old.read(item.filename)

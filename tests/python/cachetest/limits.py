@@ -19,8 +19,11 @@ class MemoryGroup:
         self.version = 2 if (ROOT / "cgroup.controllers").exists() else 1
         base = ROOT if self.version == 2 else ROOT / "memory"
         self.folder = base / f"modelcache-test-{uuid.uuid4().hex[:8]}"
-        names = ("memory.max", "memory.swap.max") if self.version == 2 else (
-            "memory.limit_in_bytes", "memory.memsw.limit_in_bytes")  # fmt: skip
+        names = (
+            ("memory.max", "memory.swap.max")
+            if self.version == 2
+            else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+        )
         try:
             self.folder.mkdir()
             (self.folder / names[0]).write_text(str(limit_bytes))
@@ -64,8 +67,17 @@ def pid_namespace(setup="true"):
 
     `setup` is a shell command that runs inside first.
     """
-    command = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child",
-               "sh", "-c", f'{setup} && exec "$@"', "sh")  # fmt: skip
+    command = (
+        "unshare",
+        "--fork",
+        "--pid",
+        "--mount-proc",
+        "--kill-child",
+        "sh",
+        "-c",
+        f'{setup} && exec "$@"',
+        "sh",
+    )
     if os.geteuid() != 0 or not shutil.which("unshare"):
         pytest.skip("a PID namespace needs root and unshare")
     if subprocess.run([*command, "true"], capture_output=True).returncode != 0:

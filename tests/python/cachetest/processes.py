@@ -34,7 +34,10 @@ class Worker:
         script = _PRELUDE + textwrap.dedent(code)
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-c", script, json.dumps(arguments, default=os.fspath)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=client_environment(**(environment or {})),
         )
 

@@ -131,8 +131,12 @@ class FakeDaemon:
                     connection.sendall(reply)
 
     def _hello(self):
-        return {"version": VERSION, "daemon_version": "0.1.0", "daemon_pid": os.getpid(),
-                "pid_namespace": self._namespace}  # fmt: skip
+        return {
+            "version": VERSION,
+            "daemon_version": "0.1.0",
+            "daemon_pid": os.getpid(),
+            "pid_namespace": self._namespace,
+        }
 
     def close(self):
         self._listener.close()
