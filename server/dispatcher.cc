@@ -163,6 +163,7 @@ void Dispatcher::StartLoad(Waiter waiter, const OpenRequest& request, const Mode
   spec.wanted.path = ModelPath(request.files);
   spec.wanted.options = {request.format, request.device};
   spec.name = request.name.empty() ? spec.wanted.path : request.name;
+  spec.wanted.name = spec.name;
   spec.refs = request.files;
   for (std::size_t i = 0; i < files.size(); ++i) {
     spec.wanted.files.push_back({request.files[i].name, request.files[i].path, files[i].stat});
@@ -262,6 +263,8 @@ Actions Dispatcher::OnWhy(Caller from, const ModelRequest& request, TimePoint no
     reply.state = "resident";
   } else if (auto absent = ModelId::FromHex(request.model); absent) {
     path = catalog_.history().PathOf(*absent);
+  } else if (std::string named = catalog_.history().PathOfName(request.model); !named.empty()) {
+    path = std::move(named);
   }
   reply.history = catalog_.history().Of(path, now);
   Actions out;

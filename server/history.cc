@@ -1,6 +1,7 @@
 // Bounded event lists per path and the reasons of misses.
 #include "server/history.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <utility>
@@ -68,6 +69,7 @@ void History::Load(const Wanted& wanted, std::string_view reason, TimePoint now)
   record.id = wanted.id;
   record.files = wanted.files;
   record.options = wanted.options;
+  record.name = wanted.name;
   record.fate = Fate::kUnknown;
   Append(record, Event{now, "miss", std::string(reason)});
 }
@@ -151,6 +153,12 @@ std::vector<HistoryEvent> History::Of(const std::string& path, TimePoint now) co
 std::string History::PathOf(const ModelId& id) const {
   auto found = path_of_id_.find(id);
   return found == path_of_id_.end() ? std::string() : found->second;
+}
+
+std::string History::PathOfName(std::string_view name) const {
+  auto found = std::find_if(records_.begin(), records_.end(),
+                            [&](const Record& record) { return record.name == name; });
+  return found == records_.end() ? std::string() : found->path;
 }
 
 }  // namespace modelcache

@@ -44,6 +44,7 @@ struct Wanted {
   std::string path;
   std::vector<FileIdentity> files;
   LoadOptions options;
+  std::string name;  // what people call it
 };
 
 // Bounded; not synchronised; reads no clock.
@@ -64,8 +65,9 @@ class History {
   // Oldest first; empty for a path nobody asked for.
   [[nodiscard]] std::vector<HistoryEvent> Of(const std::string& path, TimePoint now) const;
 
-  // The path last seen with this id, else empty.
+  // The path last seen with this id, or with this name; else empty.
   [[nodiscard]] std::string PathOf(const ModelId& id) const;
+  [[nodiscard]] std::string PathOfName(std::string_view name) const;
 
   [[nodiscard]] std::size_t path_count() const { return records_.size(); }
 
@@ -79,6 +81,7 @@ class History {
   enum class Fate : std::uint8_t { kUnknown, kEvicted, kFailed };
   struct Record {
     std::string path;
+    std::string name;
     std::deque<Event> events;
     ModelId id;
     std::vector<FileIdentity> files;

@@ -364,6 +364,7 @@ void Jobs::OnExit(JobId id, const std::optional<Error>& error, TimePoint now, Ac
     --running_;
   }
   Forget(*job);
+  OnRoom(now, out);  // it may have stood before others in the line
   Pump(now, out);
 }
 

@@ -114,6 +114,14 @@ void KillGroup(pid_t pid) {
   (void)::kill(pid, SIGKILL);
 }
 
+// When memory runs out in a group that holds both, the loader is to go, not the cache.
+void PreferAsVictim(pid_t pid) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/oom_score_adj";
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  constexpr std::string_view kScore = "500";
+  (void)!::write(file.get(), kScore.data(), kScore.size());
+}
+
 }  // namespace
 
 std::vector<std::string> LoaderEnvironment(const char* const* environment) {
@@ -187,6 +195,7 @@ Result<void> LoaderProcess::Start(const std::string& program, const StartJob& jo
   if (!pidfd.valid()) {
     return SystemError("pidfd_open", errno);  // the destructor kills and reaps
   }
+  PreferAsVictim(pid_);
   if (job.request.kind == JobKind::kCollapse) {
     (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(pid_), kCollapseNice);
   }

@@ -30,9 +30,10 @@ Session::~Session() { stream_->Close(); }
 
 void Session::Start(std::chrono::steady_clock::duration hello_timeout) {
   hello_timer_.emplace(loop_, hello_timeout);
-  hello_timer_->async_wait([this](const boost::system::error_code& error) {
-    if (!error) {
-      End("no hello in time");
+  hello_timer_->async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+    const std::shared_ptr<Session> self = weak.lock();
+    if (!error && self != nullptr && !self->greeted_) {
+      self->End("no hello in time");
     }
   });
   stream_->Start();

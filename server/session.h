@@ -21,7 +21,7 @@ inline constexpr std::size_t kMaxRequestBytes = 1U << 20U;
 
 // Does the hello itself and hands every later request to its owner. Any defect of the peer ends
 // this session only. Event loop thread only; held by shared_ptr by its owner.
-class Session final : private FrameStream::Owner {
+class Session final : public std::enable_shared_from_this<Session>, private FrameStream::Owner {
  public:
   class Owner {
    public:

@@ -26,7 +26,7 @@ struct CatalogFixture {
   }
 
   static Wanted Want(std::uint8_t id, std::uint64_t size_bytes) {
-    return {Numbered<ModelId>(id), "/m.safetensors", {File(size_bytes)}, {}};
+    return {Numbered<ModelId>(id), "/m.safetensors", {File(size_bytes)}, {}, "m"};
   }
 
   void AddArena(std::uint8_t number, std::uint64_t bytes) {

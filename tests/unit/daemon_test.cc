@@ -280,6 +280,44 @@ TEST_CASE("Daemon: with few descriptors it refuses in words and lives", "[unit]"
   CHECK(Eventually([&] { return TestClient::Connect(daemon->socket).has_value(); }));
 }
 
+TEST_CASE("Daemon: verify, evict and metrics answer through the socket", "[unit]") {
+  RunningDaemon daemon;
+  REQUIRE(daemon.ready);
+  TestClient client = daemon.Client();
+  const std::string file = daemon.folder.Write("m", "ok x");
+  const auto opened = client.Open(file);
+  REQUIRE(opened.ok());
+  const std::string model = Encode(ModelRequest{file});
+  const auto verified = TestClient::Reply<VerifyReply>(client.Call(MessageType::kVerify, model));
+  REQUIRE(verified.ok());
+  CHECK(verified->ok);
+  const auto held = TestClient::Reply<EmptyReply>(client.Call(MessageType::kEvict, model));
+  REQUIRE_FALSE(held.ok());
+  CHECK(held.error().code == ErrorCode::kInUse);
+  REQUIRE(client.Send(MessageType::kRelease, Encode(ReleaseRequest{opened->lease})).ok());
+  CHECK(TestClient::Reply<EmptyReply>(client.Call(MessageType::kEvict, model)).ok());
+  CHECK(Eventually([&] { return client.Status()->resident_bytes == 0; }));
+  const auto metrics = TestClient::Reply<MetricsReply>(client.Call(MessageType::kMetrics, "{}"));
+  REQUIRE(metrics.ok());
+  CHECK_THAT(metrics->text, Contains("modelcache_evictions_total 1\n"));
+}
+
+TEST_CASE("Daemon: evicted memory is waited for, not refused", "[unit]") {
+  RunningDaemon daemon;  // a budget of 64 MiB
+  REQUIRE(daemon.ready);
+  TestClient client = daemon.Client();
+  for (int i = 0; i < 4; ++i) {
+    const auto opened = client.Open(
+        daemon.folder.Write("m" + std::to_string(i), "ok " + std::string(40U << 20U, 'x')));
+    REQUIRE(opened.ok());
+    REQUIRE(client.Send(MessageType::kRelease, Encode(ReleaseRequest{opened->lease})).ok());
+  }
+  const auto status = client.Status();
+  CHECK(status->entries == 1);
+  CHECK(status->evictions == 3);
+  CHECK(status->resident_bytes <= status->memory_budget_bytes);
+}
+
 TEST_CASE("Daemon: a signal stops it cleanly and removes the socket", "[unit]") {
   RunningDaemon daemon;
   REQUIRE(daemon.ready);

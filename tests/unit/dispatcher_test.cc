@@ -385,6 +385,39 @@ TEST_CASE("Dispatcher: evict names leases, pin keeps, why tells the story", "[un
         ErrorCode::kNotFound);
 }
 
+TEST_CASE("Dispatcher: why knows a model by path, name and id after it is gone", "[unit]") {
+  ServerFixture f;
+  OpenRequest request = f.Request("/folder/m");
+  request.name = "friendly";
+  const JobId job = f.StartedJob(f.Open(1, request, f.Stat(1)));
+  const Actions sealed = f.Load(job, 100);
+  const OpenReply opened = *SentBody<OpenReply>(sealed);
+  (void)f.Exit(job);
+  (void)f.dispatcher.OnRelease(SessionId{1}, {opened.lease}, f.clock.Now());
+  (void)f.dispatcher.OnEvict({SessionId{1}, 2}, {"friendly"}, f.clock.Now());
+  for (const std::string& text :
+       {std::string("/folder/m"), std::string("friendly"), opened.model_id.Hex()}) {
+    const Actions why = f.dispatcher.OnWhy({SessionId{1}, 7}, {text}, f.clock.Now());
+    REQUIRE(SentBody<WhyReply>(why) != nullptr);
+    CHECK(SentBody<WhyReply>(why)->history.back().event == "evict");
+  }
+}
+
+TEST_CASE("Dispatcher: a reservation behind one that fails goes on", "[unit]") {
+  ServerFixture f(1000);
+  f.Resident("/old", f.Stat(1), 600);
+  const JobId large = f.StartedJob(f.Open(1, f.Request("/large"), f.Stat(2)));
+  const JobId small = f.StartedJob(f.Open(2, f.Request("/small"), f.Stat(3)));
+  const auto closing = Only<CloseArenas>(f.Reserve(large, 900));
+  REQUIRE(closing.size() == 1);
+  CHECK(Only<CreateArenas>(f.Reserve(small, 100)).empty());  // in line behind the large one
+  f.dispatcher.OnConnected();
+  CHECK(Only<CancelJob>(f.dispatcher.OnDisconnected(SessionId{1}, f.clock.Now())).size() == 1);
+  const Actions exited = f.Exit(large);
+  REQUIRE(Only<CreateArenas>(exited).size() == 1);
+  CHECK(Only<CreateArenas>(exited)[0]->job == small);
+}
+
 TEST_CASE("Dispatcher: opens that no daemon could accept are refused", "[unit]") {
   ServerFixture f;
   OpenRequest request = f.Request("/m");
