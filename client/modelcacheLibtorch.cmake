@@ -1,4 +1,4 @@
-# Finds the libtorch of a PyTorch installation without its own package config, which looks for a
+# For programs that use the installed package: finds the libtorch of a PyTorch installation without its own package config, which looks for a
 # CUDA toolkit when the wheel was built for one.
 #
 # modelcache_find_libtorch([<python>]): makes the imported target modelcache::libtorch and sets

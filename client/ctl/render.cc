@@ -1,0 +1,186 @@
+// Tables and JSON of modelcachectl.
+#include "client/ctl/render.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "client/ctl/text.h"
+#include "proto/dtype.h"
+#include "proto/manifest.h"
+
+namespace modelcache {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kLongestName = 48;
+
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string List(std::span<const std::int64_t> numbers) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(numbers[i]);
+  }
+  return text + "]";
+}
+
+std::string Line(const std::string& label, const std::string& value) {
+  return label + std::string(18 - std::min<std::size_t>(label.size(), 17), ' ') + value + "\n";
+}
+
+Json ModelJson(const Model& model) {
+  const Manifest& manifest = model.manifest();
+  return {{"id", model.id_text()},
+          {"name", model.reply().name},
+          {"format", model.format()},
+          {"tensor_count", manifest.tensors().size()},
+          {"storages", manifest.storages().size()},
+          {"arenas", manifest.arenas().size()},
+          {"bytes", model.payload_bytes()},
+          {"load_seconds", model.reply().load_seconds}};
+}
+
+bool IsContiguous(std::span<const std::int64_t> shape, std::span<const std::int64_t> stride) {
+  const std::vector<std::int64_t> usual = ContiguousStride(shape);
+  return std::equal(usual.begin(), usual.end(), stride.begin(), stride.end());
+}
+
+}  // namespace
+
+std::string RenderList(const ListReply& reply, bool colour) {
+  if (reply.models.empty()) {
+    return "no models\n";
+  }
+  Table table({{"ID"},
+               {"NAME"},
+               {"FORMAT"},
+               {"STATE"},
+               {"TENSORS", Align::kRight},
+               {"SIZE", Align::kRight},
+               {"MEMORY", Align::kRight},
+               {"SHARED", Align::kRight},
+               {"LEASES", Align::kRight},
+               {"HITS", Align::kRight},
+               {"LOADED IN", Align::kRight},
+               {"IDLE", Align::kRight},
+               {"PINNED"}});
+  for (const ModelInfo& model : reply.models) {
+    table.Add({model.id.Hex().substr(0, 12), Shortened(Printable(model.name), kLongestName),
+               model.format, model.state, std::to_string(model.tensors),
+               HumanBytes(model.storage_bytes), HumanBytes(model.resident_bytes),
+               HumanBytes(model.borrowed_bytes), std::to_string(model.leases),
+               std::to_string(model.hits), HumanSeconds(model.load_seconds),
+               HumanSeconds(model.idle_seconds), model.pinned ? "yes" : ""});
+  }
+  return table.Text(colour);
+}
+
+std::string RenderStatus(const StatusReply& reply) {
+  return Line("daemon", "modelcached " + reply.version + ", pid " +
+                            std::to_string(reply.daemon_pid) + ", up " +
+                            HumanSeconds(reply.uptime_seconds)) +
+         Line("socket", Printable(reply.socket)) +
+         Line("memory", HumanBytes(reply.resident_bytes) + " of " +
+                            HumanBytes(reply.memory_budget_bytes) + ", " +
+                            HumanBytes(reply.reserved_bytes) + " reserved") +
+         Line("models", std::to_string(reply.entries) + " resident (" +
+                            HumanBytes(reply.arena_bytes) + "), " + std::to_string(reply.loading) +
+                            " loading") +
+         Line("opens",
+              std::to_string(reply.hits) + " hits, " + std::to_string(reply.misses) + " misses") +
+         Line("loads", std::to_string(reply.loads) + " done, " +
+                           std::to_string(reply.failed_loads) + " failed, " +
+                           std::to_string(reply.evictions) + " evictions") +
+         Line("clients", std::to_string(reply.clients) + " connected, " +
+                             std::to_string(reply.leases) + " leases");
+}
+
+std::string RenderWhy(const WhyReply& reply, bool colour) {
+  std::string text = Printable(reply.model) + ": " + reply.state + "\n";
+  Table table({{"AGO", Align::kRight}, {"EVENT"}, {"REASON"}});
+  for (const HistoryEvent& event : reply.history) {
+    table.Add({HumanSeconds(event.seconds_ago), event.event, Printable(event.reason)});
+  }
+  return reply.history.empty() ? text : text + table.Text(colour);
+}
+
+std::string RenderVerify(const VerifyReply& reply) {
+  std::string text = std::string(reply.ok ? "ok" : "DAMAGED") + ": " +
+                     std::to_string(reply.storages) + " storages, " + HumanBytes(reply.bytes) +
+                     ", files on disk: " + reply.disk + "\n";
+  for (const std::string& difference : reply.differences) {
+    text += "  " + Printable(difference) + "\n";
+  }
+  return text;
+}
+
+std::string RenderLoaded(const Model& model) {
+  const OpenReply& reply = model.reply();
+  std::string text = Printable(reply.name) + "\n";
+  text += Line("  id", model.id_text());
+  text += Line("  " + std::string(reply.hit ? "hit" : "miss"), Printable(reply.reason));
+  text += Line("  format", model.format());
+  text += Line("  size", HumanBytes(model.payload_bytes()) + ", " +
+                             std::to_string(model.manifest().tensors().size()) + " tensors, " +
+                             std::to_string(model.manifest().arenas().size()) + " arenas");
+  text += Line("  cold load", HumanSeconds(reply.load_seconds));
+  return text;
+}
+
+std::string LoadedJson(const Model& model) {
+  Json json = ModelJson(model);
+  json["hit"] = model.reply().hit;
+  json["reason"] = model.reply().reason;
+  return Dump(json);
+}
+
+std::string RenderTensors(const Model& model, bool colour) {
+  const Manifest& manifest = model.manifest();
+  Table table({{"TENSOR"},
+               {"DTYPE"},
+               {"SHAPE"},
+               {"STRIDE"},
+               {"STORAGE", Align::kRight},
+               {"OFFSET", Align::kRight},
+               {"BYTES", Align::kRight}});
+  for (const TensorRecord& tensor : manifest.tensors()) {
+    const auto shape = manifest.Shape(tensor);
+    const auto stride = manifest.Stride(tensor);
+    table.Add({Printable(manifest.Name(tensor)),
+               std::string(DtypeName(static_cast<Dtype>(tensor.dtype))), List(shape),
+               IsContiguous(shape, stride) ? "" : List(stride),
+               tensor.storage == kNoStorage ? "meta" : std::to_string(tensor.storage),
+               std::to_string(tensor.data_offset_bytes), std::to_string(tensor.extent_bytes)});
+  }
+  return RenderLoaded(model) + table.Text(colour);
+}
+
+std::string TensorsJson(const Model& model) {
+  const Manifest& manifest = model.manifest();
+  Json tensors = Json::array();
+  for (const TensorRecord& tensor : manifest.tensors()) {
+    const auto shape = manifest.Shape(tensor);
+    const auto stride = manifest.Stride(tensor);
+    const bool has_data = tensor.storage != kNoStorage;
+    tensors.push_back({{"name", manifest.Name(tensor)},
+                       {"dtype", DtypeName(static_cast<Dtype>(tensor.dtype))},
+                       {"shape", std::vector(shape.begin(), shape.end())},
+                       {"stride", std::vector(stride.begin(), stride.end())},
+                       {"offset", tensor.data_offset_bytes},
+                       {"storage", has_data ? Json(tensor.storage) : Json(nullptr)},
+                       {"nbytes", tensor.extent_bytes}});
+  }
+  Json json = ModelJson(model);
+  json["tensors"] = std::move(tensors);
+  Json metadata = Json::parse(manifest.metadata_json(), nullptr, false);
+  json["metadata"] = metadata.is_discarded() ? Json::object() : std::move(metadata);
+  return Dump(json);
+}
+
+}  // namespace modelcache
