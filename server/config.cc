@@ -85,7 +85,9 @@ std::uint64_t ReadLimit(const std::string& path) {
 std::uint64_t LimitUpwards(const std::string& base, std::string group, const std::string& file) {
   std::uint64_t limit = ReadLimit(base + "/" + file);
   while (!group.empty() && group != "/") {
-    limit = std::min(limit, ReadLimit(base + group + "/" + file));
+    std::string path = base;
+    path.append(group).append("/").append(file);
+    limit = std::min(limit, ReadLimit(path));
     group.erase(group.rfind('/'));
   }
   return limit;

@@ -78,6 +78,7 @@ class SpawnPlan {
   int Spawn(const std::string& program, pid_t& pid) {
     std::vector<std::string> environment = LoaderEnvironment(environ);
     std::vector<char*> variables;
+    variables.reserve(environment.size() + 1);
     for (std::string& variable : environment) {
       variables.push_back(variable.data());
     }

@@ -31,8 +31,8 @@ std::optional<Error> DescribeLoaderExit(int status, const std::string& output);
 
 // Event loop thread only. The process runs in a group of its own with its socket at descriptor 3,
 // /dev/null as input, a pipe as output, and nothing else open.
-class LoaderProcess : public std::enable_shared_from_this<LoaderProcess>,
-                      private FrameStream::Owner {
+class LoaderProcess final : public std::enable_shared_from_this<LoaderProcess>,
+                            private FrameStream::Owner {
  public:
   class Owner {
    public:
