@@ -349,10 +349,10 @@ void Jobs::OnExit(JobId id, const std::optional<Error>& error, TimePoint now, Ac
   const JobKind kind = job->request.kind;
   if (job->phase == Phase::kRunning || job->phase == Phase::kSealing) {
     if (kind != JobKind::kCollapse) {
-      FailLoad(*job,
-               error.value_or(Error{ErrorCode::kLoaderFailed,
-                                    "the loader of " + job->name + " ended without a result", 0}),
-               now, out);
+      Error why =
+          error.value_or(Error{ErrorCode::kLoaderFailed, "the loader ended without a result", 0});
+      why.message = job->name + ": " + why.message;
+      FailLoad(*job, why, now, out);
     }
   }
   if (kind == JobKind::kCollapse) {

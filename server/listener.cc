@@ -122,13 +122,14 @@ void RefuseConnection(int socket, const Error& error) {
   FrameHeader header;
   header.type = MessageType::kHello;
   header.flags = kFlagReply | kFlagError;
+  header.request_id = 1;  // what every client of ours gives its hello, if that is still on its way
   std::array<std::byte, 4096> hello;
   std::vector<UniqueFd> descriptors;
   Result<Received> received = ReceiveSome(socket, hello, descriptors);
   if (received.ok() && received->size_bytes >= kFrameHeaderBytes) {
     auto first = DecodeFrameHeader(
         std::span<const std::byte, kFrameHeaderBytes>(hello.data(), kFrameHeaderBytes));
-    header.request_id = first.ok() ? first->request_id : 0;
+    header.request_id = first.ok() ? first->request_id : header.request_id;
   }
   const std::string frame =
       EncodeFrame(header, Encode(ErrorReply{error.code, error.message, error.errno_value}));
