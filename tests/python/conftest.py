@@ -14,6 +14,9 @@ BUILD = Path(os.environ.setdefault("MODELCACHE_BUILD", str(ROOT / "build" / "rel
 os.environ.setdefault("MODELCACHE_LIBRARY", str(BUILD / "lib" / "libmodelcache.so"))
 os.environ["MODELCACHE_AUTOSTART"] = "0"  # a test that wants one started says so
 
+if not Path(os.environ["MODELCACHE_LIBRARY"]).exists():
+    pytest.exit(f"nothing is built in {BUILD}: run ./dev build, or set MODELCACHE_BUILD", 2)
+
 import modelcache  # noqa: E402
 from cachetest.daemon import Daemon  # noqa: E402
 

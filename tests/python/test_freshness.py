@@ -12,6 +12,11 @@ from cachetest.processes import Worker, exists
 from cachetest.waiting import eventually
 
 
+@pytest.fixture(autouse=True)
+def empty(daemon):
+    daemon.evict_all()
+
+
 def good(first, second):
     return GOOD[:-8] + struct.pack("<2f", first, second)
 
@@ -107,18 +112,20 @@ def test_broken_link_names_link_and_target(tmp_path, client):
 
 
 def test_snapshots_over_blobs(tmp_path, client):
-    """F1, natively: links resolve to the blob they name now."""
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "blobs/x1").write_bytes(GOOD)
-    (tmp_path / "blobs/x2").write_bytes(good(3, 4))
-    main = tmp_path / "model.safetensors"
-    main.symlink_to("blobs/x1")
-    assert values(client.open(main)) == [1.0, 2.0]
-    main.unlink()
-    main.symlink_to("blobs/x2")
-    assert values(client.open(main)) == [3.0, 4.0]
-    again = client.open(tmp_path / "blobs/x1")
+    """F1, natively: a blob is known by what it is, whatever snapshot it is reached through."""
+    blobs, snapshots = tmp_path / "blobs", tmp_path / "snapshots"
+    for folder in (blobs, snapshots / "aaa", snapshots / "bbb"):
+        folder.mkdir(parents=True)
+    (blobs / "x1").write_bytes(GOOD)
+    (blobs / "x2").write_bytes(good(3, 4))
+    (snapshots / "aaa" / "model.safetensors").symlink_to("../../blobs/x1")
+    (snapshots / "bbb" / "model.safetensors").symlink_to("../../blobs/x2")
+    assert values(client.open(snapshots / "aaa" / "model.safetensors")) == [1.0, 2.0]
+    assert values(client.open(snapshots / "bbb" / "model.safetensors")) == [3.0, 4.0]
+    again = client.open(snapshots / "aaa")
     assert (values(again), again.hit) == ([1.0, 2.0], True)
+    direct = client.open(blobs / "x1")
+    assert (values(direct), direct.hit) == ([1.0, 2.0], True)
 
 
 # ---- interrupted loads --------------------------------------------------------------------------
@@ -134,13 +141,10 @@ except modelcache.Error as failure:
 """
 
 
-def caught_mid_load(daemon, worker):
+def caught_mid_load(daemon, worker, path):
     """Stops the loader that the worker's request starts; gives its pid."""
     worker.go()
-    (pid,) = eventually(daemon.loaders, what="a loader")
-    os.kill(pid, signal.SIGSTOP)
-    assert daemon.status()["loading"] == 1, "the load ended before it could be stopped"
-    return pid
+    return daemon.stopped_loader(path)
 
 
 @pytest.fixture
@@ -154,12 +158,12 @@ def test_killed_loaders_leave_nothing(daemon, large):
     for _ in range(20):
         with Worker(daemon, OPEN, path=large) as worker:
             worker.hear()
-            pid = caught_mid_load(daemon, worker)
+            pid = caught_mid_load(daemon, worker, large)
             os.kill(pid, signal.SIGKILL)
             status, message = worker.hear()
             assert status == "loader_failed" and "9" in message, (status, message)
             assert worker.finish() == 0
-        eventually(lambda: daemon.figures() == before, what="the figures of before")
+        daemon.comes_back_to(before)
         assert not exists(pid)
     with daemon.client() as client:
         expected = f"{large}:0".encode()[:8]
@@ -171,19 +175,25 @@ def test_client_killed_while_it_waits_stops_the_load(daemon, large):
     before = daemon.figures()
     with Worker(daemon, OPEN, path=large) as worker:
         worker.hear()
-        pid = caught_mid_load(daemon, worker)
+        pid = caught_mid_load(daemon, worker, large)
         worker.kill()
     eventually(lambda: not exists(pid), what="the end of the loader")
-    eventually(lambda: daemon.figures() == before, what="the figures of before")
+    daemon.comes_back_to(before)
 
 
 def test_one_waiter_leaving_does_not_stop_the_others(daemon, large):
     before = daemon.figures()
+
+    def requests():
+        status = daemon.status()
+        return status["hits"] + status["misses"]
+
+    asked = requests()
     with Worker(daemon, OPEN, path=large) as first, Worker(daemon, OPEN, path=large) as second:
         first.hear(), second.hear()
-        pid = caught_mid_load(daemon, first)
+        pid = caught_mid_load(daemon, first, large)
         second.go()
-        eventually(lambda: daemon.status()["misses"], what="the second request")
+        eventually(lambda: requests() == asked + 2, what="the second request")
         clients = daemon.status()["clients"]
         first.kill()
         eventually(lambda: daemon.status()["clients"] == clients - 1, what="the hang-up")
@@ -191,7 +201,7 @@ def test_one_waiter_leaving_does_not_stop_the_others(daemon, large):
         os.kill(pid, signal.SIGCONT)
         assert second.hear()[0] == "ok"
     daemon.evict_all()
-    eventually(lambda: daemon.figures() == before, what="the figures of before")
+    daemon.comes_back_to(before)
 
 
 def test_deadline_of_the_only_waiter_stops_the_load(daemon, large, client):
@@ -207,11 +217,11 @@ def test_deadline_of_the_only_waiter_stops_the_load(daemon, large, client):
     """
     with Worker(daemon, code, path=large) as worker:
         worker.hear()
-        pid = caught_mid_load(daemon, worker)
+        pid = caught_mid_load(daemon, worker, large)
         assert worker.hear() == "timeout"
         eventually(lambda: not exists(pid), what="the end of the loader")
         assert worker.finish() == 0
-    eventually(lambda: daemon.figures() == before, what="the figures of before")
+    daemon.comes_back_to(before)
 
 
 def test_one_load_for_many_who_ask_at_once(daemon, tmp_path):
@@ -247,7 +257,7 @@ def test_progress_can_give_up_the_load(daemon, large):
             daemon.evict_all()
         except Enough:
             pass
-    eventually(lambda: daemon.figures() == before, what="the figures of before")
+    daemon.comes_back_to(before)
 
 
 def test_progress_reports_what_is_done(daemon, tmp_path):
@@ -264,7 +274,7 @@ def test_progress_reports_what_is_done(daemon, tmp_path):
 def test_file_that_changes_while_it_is_read_is_refused(daemon, large):
     with Worker(daemon, OPEN, path=large) as worker:
         worker.hear()
-        pid = caught_mid_load(daemon, worker)
+        pid = caught_mid_load(daemon, worker, large)
         with open(large, "r+b") as file:
             file.seek(-1, os.SEEK_END)
             file.write(b"x")
@@ -278,7 +288,7 @@ def test_file_cut_while_it_is_read_is_refused(daemon, large):
     """A mapped file that shrinks is SIGBUS for whoever reads it: an error, not a dead daemon."""
     with Worker(daemon, OPEN, path=large) as worker:
         worker.hear()
-        pid = caught_mid_load(daemon, worker)
+        pid = caught_mid_load(daemon, worker, large)
         os.truncate(large, 4096)
         os.kill(pid, signal.SIGCONT)
         status, message = worker.hear()

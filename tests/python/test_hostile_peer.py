@@ -108,10 +108,18 @@ def test_no_common_version(daemon):
         assert peer.hung_up()
 
 
-def test_frame_of_another_version(daemon):
-    with Raw(daemon.socket, hello=False) as peer:
-        peer.send(frame(wire.HELLO, HELLO, version=9))
+def test_frame_of_an_older_version_ends_the_connection(daemon):
+    with Raw(daemon.socket) as peer:
+        peer.send(frame(wire.STATUS, {}, version=0))
         assert peer.hung_up()
+
+
+@pytest.mark.parametrize("version", [0, 9])
+def test_hello_is_answered_whatever_its_frames_version(daemon, version):
+    """So that the peer can say why they do not understand each other."""
+    with Raw(daemon.socket, hello=False) as peer:
+        _, _, reply, _ = peer.ask(wire.HELLO, {"min_version": 7, "max_version": 9}, version=version)
+        assert reply["code"] == 6
 
 
 def test_request_before_hello(daemon):

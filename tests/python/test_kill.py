@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from cachetest.daemon import open_descriptors
+from cachetest.daemon import lasting_descriptors
 from cachetest.files import sparse_st
 from cachetest.processes import Worker, exists
 from cachetest.waiting import eventually
@@ -33,20 +33,20 @@ def loaded(daemon, path):
 
 def test_client_that_holds_a_lease(daemon, path):
     before = daemon.figures()
-    descriptors = len(open_descriptors(daemon.pid))
+    descriptors = lasting_descriptors(daemon.pid)
     with Worker(daemon, HOLD, path=path) as worker:
         worker.hear()
         assert daemon.figures()["leases"] == before["leases"] + 1
         worker.kill()
-    eventually(lambda: daemon.figures() == before, what="the figures of before")
-    assert len(open_descriptors(daemon.pid)) == descriptors
+    daemon.comes_back_to(before)
+    eventually(lambda: lasting_descriptors(daemon.pid) == descriptors, what="closed descriptors")
     daemon.ctl("evict", path, check=0)
 
 
 def test_hundred_clients_that_hold_leases(daemon, path):
     """Each a process of its own with a raw connection and a lease, killed in one stroke."""
     before = daemon.figures()
-    descriptors = len(open_descriptors(daemon.pid))
+    descriptors = lasting_descriptors(daemon.pid)
     children = []
     try:
         for _ in range(100):
@@ -72,13 +72,13 @@ def test_hundred_clients_that_hold_leases(daemon, path):
             os.close(ready)
         for child, _ in children:
             os.waitpid(child, 0)
-    eventually(lambda: daemon.figures() == before, what="the figures of before")
-    assert len(open_descriptors(daemon.pid)) == descriptors
+    daemon.comes_back_to(before)
+    eventually(lambda: lasting_descriptors(daemon.pid) == descriptors, what="closed descriptors")
 
 
 def test_loader_killed_in_mid_load(daemon, tmp_path):
     before = daemon.figures()
-    descriptors = len(open_descriptors(daemon.pid))
+    descriptors = lasting_descriptors(daemon.pid)
     large = sparse_st(tmp_path / "large.safetensors", 256)
     code = """
     say("ready")
@@ -92,13 +92,11 @@ def test_loader_killed_in_mid_load(daemon, tmp_path):
     with Worker(daemon, code, path=large) as worker:
         worker.hear()
         worker.go()
-        (pid,) = eventually(daemon.loaders, what="a loader")
-        os.kill(pid, signal.SIGSTOP)
-        assert daemon.status()["loading"] == 1
+        pid = daemon.stopped_loader(large)
         os.kill(pid, signal.SIGKILL)
         assert worker.hear() == "loader_failed"
-    eventually(lambda: daemon.figures() == before, what="the figures of before")
-    assert len(open_descriptors(daemon.pid)) == descriptors
+    daemon.comes_back_to(before)
+    eventually(lambda: lasting_descriptors(daemon.pid) == descriptors, what="closed descriptors")
 
 
 def test_loader_dies_with_its_daemon(tmp_path):
@@ -112,8 +110,7 @@ def test_loader_dies_with_its_daemon(tmp_path):
         ) as w:
             w.hear()
             w.go()
-            (pid,) = eventually(daemon.loaders, what="a loader")
-            os.kill(pid, signal.SIGSTOP)
+            pid = daemon.stopped_loader(large)
             daemon.process.kill()
             daemon.process.wait()
             eventually(lambda: not exists(pid), what="the end of the loader")

@@ -242,11 +242,11 @@ def test_control_c_ends_the_wait_for_a_cold_load(daemon, tmp_path):
     with Worker(daemon, code, path=large) as worker:
         worker.hear()
         worker.go()
-        eventually(daemon.loaders, what="a loader")
+        eventually(lambda: daemon.loaders(large), what="a loader")
         os.kill(worker.pid, signal.SIGINT)
         heard = worker.hear()
         assert heard == "interrupted"
-    eventually(lambda: daemon.figures() == before, what="the figures of before")
+    daemon.comes_back_to(before)
 
 
 def test_warm_open_with_all_tensors_is_much_faster_than_reading_the_file(client, tmp_path):

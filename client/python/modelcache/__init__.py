@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Union
 
-from modelcache._client import Client, PathLike, Progress, default_client
+from modelcache._client import Client, PathLike, default_client
 from modelcache._errors import (
     BadFileError,
     CancelledError,
@@ -29,6 +29,7 @@ from modelcache._errors import (
     UnsupportedError,
 )
 from modelcache._model import Model, TensorInfo
+from modelcache._progress import Progress
 from modelcache._structure import Opaque
 
 __version__ = "0.1.0"

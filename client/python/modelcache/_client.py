@@ -4,69 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
-import time
 from ctypes import byref, c_char_p, c_void_p, sizeof
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from modelcache import _ffi
 from modelcache._model import Model
+from modelcache._progress import Progress, ProgressWatch
 
 PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
-Progress = Union[None, bool, Callable[[int, int], Any]]
 
 
 def _milliseconds(seconds: Optional[float]) -> int:
     # The library reads 0 as "the default", so the shortest wait is one millisecond.
     return 0 if seconds is None else max(1, int(seconds * 1000))
-
-
-class _ProgressBar:
-    """One line on standard error, shown for loads that take longer than half a second."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._shown = False
-
-    def __call__(self, done: int, total: int) -> None:
-        if not total or time.monotonic() - self._start < 0.5:
-            return
-        self._shown = True
-        filled = 30 * done // total
-        bar = "#" * filled + "." * (30 - filled)
-        sys.stderr.write(f"\rmodelcache: [{bar}] {done / 2**20:.0f} of {total / 2**20:.0f} MiB")
-        sys.stderr.flush()
-
-    def close(self) -> None:
-        if self._shown:
-            sys.stderr.write("\n")
-
-
-class _ProgressCall:
-    """Carries a progress function through C: what it raises cancels the load and is kept."""
-
-    def __init__(self, progress: Progress) -> None:
-        if progress is None:
-            progress = os.environ.get("MODELCACHE_PROGRESS", "0") not in ("", "0")
-        self.raised: Optional[BaseException] = None
-        self._bar = _ProgressBar() if progress is True else None
-        self._report = self._bar if progress is True else progress
-        # Always installed: it is where Python sees Ctrl-C while the library waits for a cold load.
-        self.function = _ffi.ProgressFunction(self._call)
-
-    def _call(self, _user: Any, done: int, total: int) -> int:
-        try:
-            if callable(self._report):
-                self._report(done, total)
-        except BaseException as raised:  # noqa: B902 - must not unwind through C
-            self.raised = raised
-            return 1
-        return 0
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _encoded(text: Optional[str]) -> Optional[bytes]:
@@ -158,7 +109,7 @@ class Client:
         what it raises gives up the load. Raises subclasses of Error.
         """
         paths = _path_list(path_or_paths)
-        call = _ProgressCall(progress)
+        watch = ProgressWatch(progress)
         options = _ffi.OpenOptions(
             struct_size=sizeof(_ffi.OpenOptions),
             flags=_ffi.MC_OPEN_PIN if pin else 0,
@@ -166,20 +117,29 @@ class Client:
             format=_encoded(format),
             device=_encoded(device),
             timeout_ms=_milliseconds(timeout),
-            progress=call.function,
+            progress=watch.function,
         )
         array = (c_char_p * max(1, len(paths)))(*paths)
         pointer = c_void_p()
-        status = self._lib.mc_model_open(
-            self._handle(), array, len(paths), byref(options), byref(pointer)
-        )
-        call.close()
-        if call.raised is not None:
-            if status == 0:
-                self._lib.mc_model_close(pointer)
-            raise call.raised
-        _ffi.check(status)
-        return Model(pointer)
+        client = self._handle()
+
+        def call() -> Optional[BaseException]:
+            status = self._lib.mc_model_open(
+                client, array, len(paths), byref(options), byref(pointer)
+            )
+            return None if status == 0 else _ffi.failure(status)
+
+        failure = watch.run(call)
+        if failure is None:
+            return Model(pointer)
+        if pointer.value is not None:  # loaded, and given up all the same
+            self._lib.mc_model_close(pointer)
+        try:
+            raise failure
+        finally:
+            # An exception that its own frame refers to would keep the caller's models until the
+            # garbage collector runs.
+            del failure
 
     def resident(self, model: str) -> Model:
         """A model that is resident already, by name, id (six digits or more) or path."""

@@ -122,9 +122,9 @@ class TensorBuilder:
             floats = scheme.endswith("float_qparams")
             tensor = torch._empty_per_channel_affine_quantized(
                 shape,
-                scales=torch.tensor(kind["scale"], dtype=torch.float if floats else torch.double),
-                zero_points=torch.tensor(
-                    kind["zero_point"], dtype=torch.float if floats else torch.int64
+                scales=self._channels(kind, "scale", torch.float if floats else torch.double),
+                zero_points=self._channels(
+                    kind, "zero_point", torch.float if floats else torch.int64
                 ),
                 axis=kind["axis"],
                 dtype=dtype,
@@ -134,6 +134,13 @@ class TensorBuilder:
                 shape, scale=kind["scale"], zero_point=int(kind["zero_point"]), dtype=dtype
             )
         return tensor.set_(self.storage(row[2]), row[3] * 8 // bits, shape, stride)
+
+    def _channels(self, kind: Dict[str, Any], name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A number for each channel: a list, or a tensor of the model."""
+        node = kind.get(name, kind.get(name + "s"))
+        if isinstance(node, dict):
+            return self.tensor(node["t"]).to(dtype)
+        return torch.tensor(node, dtype=dtype)
 
     def _make_storage(self, number: int) -> torch.UntypedStorage:
         tables = self._tables

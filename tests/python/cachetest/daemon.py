@@ -26,6 +26,10 @@ def clean_environment(**changes):
     return environment
 
 
+def unused(client, model):
+    return not any(m["leases"] for m in client.list() if m["id"] == model)
+
+
 class Daemon:
     """Runs `modelcached` on a socket in `folder`. Stop it with stop(), or use it in a `with`."""
 
@@ -88,16 +92,39 @@ class Daemon:
         )
         return {name: status[name] for name in names}
 
-    def loaders(self):
-        return [pid for pid in children(self.pid) if "loader" in command_line(pid)]
+    def comes_back_to(self, before, seconds=10.0):
+        """Waits until figures() are those of `before` again."""
+        last = {}
+
+        def same():
+            last.update(self.figures())
+            return last == before
+
+        with contextlib.suppress(AssertionError):
+            eventually(same, seconds)
+        assert last == before
+
+    def loaders(self, path):
+        """The loaders that have the file open; others may be backing arenas with huge pages."""
+        found = [pid for pid in children(self.pid) if "loader" in command_line(pid)]
+        return [pid for pid in found if str(path) in open_descriptors(pid).values()]
+
+    def stopped_loader(self, path):
+        """Waits until the load of a file has its memory and stops its loader; gives the pid."""
+        with self.client() as client:
+            eventually(lambda: client.status()["reserved_bytes"], what="a load with its memory")
+            (pid,) = self.loaders(path)
+            os.kill(pid, signal.SIGSTOP)
+            assert client.status()["loading"] == 1, "the load ended before it could be stopped"
+        return pid
 
     def evict_all(self):
         with self.client() as client:
             for model in client.list():
                 if model["pinned"]:
                     client.unpin(model["id"])
-                if not model["leases"]:
-                    client.evict(model["id"])
+                eventually(lambda m=model: unused(client, m["id"]), what="the end of the leases")
+                client.evict(model["id"])
 
     def alive_probe(self):
         """Another model still loads and has the right values."""
@@ -164,6 +191,12 @@ def command_line(pid):
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return ""
+
+
+def lasting_descriptors(pid):
+    """How many descriptors a process has, those of connections and processes left out."""
+    passing = ("socket:", "anon_inode:[pidfd]", "pipe:")
+    return sum(not what.startswith(passing) for what in open_descriptors(pid).values())
 
 
 def open_descriptors(pid):

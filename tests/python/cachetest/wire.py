@@ -37,7 +37,8 @@ class Raw:
         if descriptors:
             control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         sent = self.socket.sendmsg([data], control)
-        self.socket.sendall(data[sent:])
+        if sent < len(data):
+            self.socket.sendall(data[sent:])
 
     def receive(self):
         """(type, flags, body, descriptors) of the next frame; None when the peer hung up."""
