@@ -1,0 +1,69 @@
+#!/bin/sh
+# Installs the build to a folder of its own, builds docs/examples/cpp against that as an outside
+# project, and runs it on files of every kind. Usage: installed_example.sh BUILD EXAMPLE PYTHON CMAKE
+set -eu
+build=$1 example=$2 python=$3 cmake=$4
+root=$(mktemp -d)
+export MODELCACHE_SOCKET="$root/run/socket"
+unset MODELCACHE_DAEMON MODELCACHE_AUTOSTART || true
+ctl="$root/prefix/bin/modelcachectl"
+finish() {
+  code=$?
+  "$ctl" shutdown >/dev/null 2>&1 || true
+  [ "$code" = 0 ] || { echo "--- daemon's log"; cat "$root/run/log" 2>/dev/null || true; }
+  rm -rf "$root"
+  exit "$code"
+}
+trap finish EXIT
+
+"$cmake" --install "$build" --prefix "$root/prefix" >/dev/null
+"$cmake" -S "$example" -B "$root/build" -DCMAKE_PREFIX_PATH="$root/prefix" \
+  -DMODELCACHE_PYTHON="$python" -DCMAKE_BUILD_TYPE=Debug >"$root/configure.log" ||
+  { cat "$root/configure.log"; exit 1; }
+"$cmake" --build "$root/build" -j 2 >"$root/build.log" || { cat "$root/build.log"; exit 1; }
+
+"$python" -W ignore - "$root" <<'PYTHON'
+import sys, torch
+from safetensors.torch import save_file
+root = sys.argv[1]
+shared = torch.arange(12.0)
+save_file({"weight": torch.arange(6.0).reshape(2, 3), "half": torch.ones(4, dtype=torch.bfloat16)}, f"{root}/m.safetensors")
+torch.save({"view": shared[2:8].view(2, 3).t(), "all": shared, "q": torch.quantize_per_tensor(torch.ones(3), 0.5, 3, torch.qint8),
+            "conj": torch.ones(2, dtype=torch.complex64).conj(), "grad": torch.nn.Parameter(torch.ones(2))}, f"{root}/m.pt")
+class Module(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(3, 3, bias=False)
+        self.b = torch.nn.Linear(3, 3, bias=False)
+        torch.nn.init.ones_(self.a.weight)
+        self.b.weight = self.a.weight
+        self.register_buffer("k", torch.arange(3.0))
+    def forward(self, x):
+        return self.a(x) + self.b(x) + self.k
+torch.jit.save(torch.jit.trace(Module(), torch.ones(1, 3)), f"{root}/ts.pt", _extra_files={"info.txt": "hello"})
+PYTHON
+
+# expect TEXT COMMAND…: the output of the command has the text.
+expect() {
+  text=$1
+  shift
+  output=$("$@" 2>&1) || { echo "failed: $*"; echo "$output"; exit 1; }
+  case $output in
+    *"$text"*) ;;
+    *) echo "no '$text' in the output of $*:"; echo "$output"; exit 1 ;;
+  esac
+}
+
+expect "miss" "$root/build/show_model" "$root/m.safetensors"
+expect "hit" "$root/build/show_model" "$root/m.safetensors"
+expect "weight CPUFloatType [2, 3] sum 15" "$root/build/show_model" "$root/m.safetensors"
+expect "half CPUBFloat16Type [4] sum 4" "$root/build/show_model" "$root/m.safetensors"
+expect "weight float32 [ 2 3 ]" "$root/build/raw_tensors" "$root/m.safetensors"
+expect "view CPUFloatType [3, 2] sum 27" "$root/build/show_model" "$root/m.pt"
+expect "q QuantizedCPUQInt8Type [3]" "$root/build/show_model" "$root/m.pt"
+expect "extra file info.txt: hello" "$root/build/run_module" "$root/ts.pt" 3
+expect "output sum 21" "$root/build/run_module" "$root/ts.pt" 3
+expect "c_test: all passed" "$build/bin/c_test" "$root/m.pt"
+expect "ok" "$ctl" verify "$root/m.pt"
+expect '"weight"' "$ctl" --json show "$root/m.safetensors"
+echo "installed_example: all passed"
