@@ -22,3 +22,8 @@ modelcache_test(ctl_test LABEL unit
 modelcache_test(client_api_test LABEL unit
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_api_test.cc
   LIBS modelcache_client modelcache_test_peer ${CMAKE_DL_LIBS})
+if(TARGET modelcache::torch)
+  modelcache_test(torch_header_test LABEL torch
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/torch_header_test.cc
+    LIBS modelcache::torch modelcache_test_peer)
+endif()
