@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "server/loader/base64.h"
 #include "server/loader/json_guard.h"
 
 namespace modelcache {
@@ -17,23 +18,6 @@ constexpr int kMaxDepth = 200;
 // Shared sub-objects are walked once per use: a few kilobytes of pickle could ask for 2^64 visits.
 constexpr std::size_t kMaxVisits = 8U << 20U;
 constexpr std::int64_t kMostExactInteger = std::int64_t{1} << 53U;
-
-std::string Base64(std::string_view bytes) {
-  static constexpr std::string_view kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    std::uint32_t group = 0;
-    for (std::size_t k = 0; k < 3; ++k) {
-      const auto byte = i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0U;
-      group = group << 8U | byte;
-    }
-    for (std::size_t k = 0; k < 4; ++k) {
-      text += i + k <= bytes.size() ? kDigits[group >> (18U - 6U * k) & 63U] : '=';
-    }
-  }
-  return text;
-}
 
 Json FloatNode(double value) {
   if (std::isnan(value)) {

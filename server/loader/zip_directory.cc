@@ -172,9 +172,38 @@ Result<std::vector<ZipRecord>> ReadAll(const SourceFile& file, void* zip) {
   return records;
 }
 
+// The end record must be whole and reach exactly to the end of the file. minizip is content with
+// the 64-bit one before it, and would take a file that was cut in between.
+Result<void> CheckEnd(const SourceFile& file) {
+  constexpr std::uint64_t kEndBytes = 22;
+  constexpr std::uint64_t kMaxCommentBytes = 65535;
+  const std::uint64_t size = std::min(file.size(), kEndBytes + kMaxCommentBytes);
+  auto tail = file.ReadText({file.size() - size, size});
+  if (!tail.ok()) {
+    return std::move(tail).error();
+  }
+  for (std::size_t at = tail->rfind("PK\x05\x06"); at != std::string::npos && at > 0;
+       at = tail->rfind("PK\x05\x06", at - 1)) {
+    if (tail->size() - at < kEndBytes) {
+      continue;
+    }
+    const auto comment = static_cast<std::size_t>(static_cast<unsigned char>((*tail)[at + 20])) |
+                         static_cast<std::size_t>(static_cast<unsigned char>((*tail)[at + 21]))
+                             << 8U;
+    if (at + kEndBytes + comment == tail->size()) {
+      return {};
+    }
+  }
+  return file.Bad("starts like a zip archive, but has no zip directory at its end: " +
+                  std::to_string(file.size()) + " bytes, probably cut short");
+}
+
 }  // namespace
 
 Result<ZipDirectory> ZipDirectory::Read(const SourceFile& file) {
+  if (auto end = CheckEnd(file); !end.ok()) {
+    return std::move(end).error();
+  }
   const auto stream = std::make_unique<CachedStream>(CachedStream{file, 0, 0, 0, {}, {}});
   auto calls = Callbacks(*stream);
   const ZipHandle zip(unzOpen2_64("model", &calls));
@@ -182,8 +211,7 @@ Result<ZipDirectory> ZipDirectory::Read(const SourceFile& file) {
     return std::move(stream->status).error();
   }
   if (zip == nullptr) {
-    return file.Bad("starts like a zip archive, but has no zip directory at its end: " +
-                    std::to_string(file.size()) + " bytes, probably cut short");
+    return file.Bad("the zip directory at its end is damaged");
   }
   unz_global_info64 global{};
   if (unzGetGlobalInfo64(zip.get(), &global) != UNZ_OK || global.number_entry == 0) {
