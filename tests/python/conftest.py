@@ -17,6 +17,7 @@ os.environ["MODELCACHE_AUTOSTART"] = "0"  # a test that wants one started says s
 if not Path(os.environ["MODELCACHE_LIBRARY"]).exists():
     pytest.exit(f"nothing is built in {BUILD}: run ./dev build, or set MODELCACHE_BUILD", 2)
 
+pytest.register_assert_rewrite("cachetest")
 import modelcache  # noqa: E402
 from cachetest.daemon import Daemon  # noqa: E402
 

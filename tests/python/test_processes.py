@@ -717,6 +717,7 @@ def test_loading_initialises_no_gpu_in_client_or_daemon(daemon, path):
     assert ask(daemon, code, path=path) == [False, [0, 0, 0, 0]]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_gpu_that_is_not_there_is_a_clear_error(tmp_path, refused):
     import torch
 

@@ -68,6 +68,13 @@ class Daemon:
         """Of the process that was started, which is the daemon unless a prefix forked."""
         return self.process.pid
 
+    def _serving(self):
+        """The pid of the daemon itself: a prefix such as unshare passes no signals on."""
+        pid = self.pid
+        while not command_line(pid).startswith(str(DAEMON)):
+            (pid,) = children(pid)
+        return pid
+
     def log(self):
         return self.log_path.read_text(errors="replace")
 
@@ -125,6 +132,7 @@ class Daemon:
                     client.unpin(model["id"])
                 eventually(lambda m=model: unused(client, m["id"]), what="the end of the leases")
                 client.evict(model["id"])
+            eventually(lambda: not client.status()["resident_bytes"], what="the return of memory")
 
     def alive_probe(self):
         """Another model still loads and has the right values."""
@@ -142,7 +150,7 @@ class Daemon:
         if self.process is None:
             return None
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            os.kill(self._serving(), signal.SIGTERM)
         try:
             return self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
