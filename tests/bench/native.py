@@ -23,7 +23,6 @@ from rows import Row, table, write_json  # noqa: E402
 BUILD = Path(os.environ.get("MODELCACHE_BUILD", ROOT / "build" / "release"))
 BIN = BUILD / "bin"
 ROUNDS = 7
-QUIET_SECONDS = 60
 
 
 class Bench:
@@ -48,13 +47,6 @@ class Bench:
         start = time.perf_counter()
         self.daemon.ctl("load", path)
         return time.perf_counter() - start
-
-    def quiet(self):
-        """Waits until the daemon has no loader running: what it does after the reply is done."""
-        deadline = time.monotonic() + QUIET_SECONDS
-        children = Path(f"/proc/{self.daemon.pid}/task/{self.daemon.pid}/children")
-        while children.read_text().split() and time.monotonic() < deadline:
-            time.sleep(0.02)
 
 
 def bench_open(bench):
@@ -97,13 +89,13 @@ def bench_cold(bench):
     copies, loads = [], []
     for _ in range(bench.rounds):
         bench.daemon.forget()
-        bench.quiet()
+        bench.daemon.settle()
         with tempfile.TemporaryDirectory(dir="/dev/shm") as target:
             start = time.perf_counter()
             subprocess.run(["cp", *map(str, files), target], check=True)
             copies.append(time.perf_counter() - start)
         loads.append(bench.load(folder))
-        bench.quiet()
+        bench.daemon.settle()
     bench.add("cold_vs_cp", "cold load of the 1.5 GB checkpoint, against cp of its files to /dev/shm",
               [copy / load for copy, load in zip(copies, loads)], "x", must=0.9, aim=1.25)
     bench.add("cold_s", "  of which: cold load", loads, "s")
@@ -120,7 +112,7 @@ def bench_touch(bench):
     folder = models.llama()
     files = sorted(folder.glob("*.safetensors"))
     bench.load(folder)
-    bench.quiet()
+    bench.daemon.settle()
     warm, plain = [], []
     for _ in range(bench.rounds):
         warm.append(bench.json(BIN / "bench_client", "touch", folder))
@@ -140,7 +132,7 @@ def bench_touch(bench):
 def bench_memory(bench):
     folder = models.llama()
     bench.load(folder)
-    bench.quiet()
+    bench.daemon.settle()
     samples = []
     for _ in range(max(3, bench.rounds // 2)):
         readers = [subprocess.Popen([str(BIN / "bench_client"), "hold", str(folder)], env=bench.daemon.env,

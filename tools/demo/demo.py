@@ -94,6 +94,7 @@ def ask(worker, words):
 def show_processes(demo, path, payload):
     """Eight processes at once, each reading the whole model; returns the Python ones still alive."""
     demo.out.title(f"Eight processes at once, each reading all {report.size(payload)}")
+    demo.daemon.settle()  # backing memory with huge pages unmaps it for a moment
     cxx = [demo.start(BUILD / "bin" / "bench_client", "hold", path) for _ in range(CXX_READERS)]
     workers = [demo.start(sys.executable, ROOT / "tools/demo/worker.py", path)
                for _ in range(PYTHON_READERS)]

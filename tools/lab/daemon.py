@@ -13,6 +13,7 @@ from pathlib import Path
 
 START_SECONDS = 20
 STOP_SECONDS = 20
+SETTLE_SECONDS = 60
 
 
 class PrivateDaemon:
@@ -79,6 +80,13 @@ class PrivateDaemon:
         if done.returncode:
             raise RuntimeError(f"modelcachectl {' '.join(map(str, arguments))}: {done.stderr.strip()}")
         return json.loads(done.stdout) if done.stdout.strip() else {}
+
+    def settle(self):
+        """Waits until no loader runs: what the daemon does after a reply (huge pages) is done."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        while children.read_text().split() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def forget(self):
         """Evicts every model."""

@@ -93,7 +93,7 @@ def size_bytes(folder):
 
 def warm_page_cache(folder):
     """Reads the weight files once, so that what follows is not about the disk."""
-    for path in sorted(Path(folder).iterdir()):
+    for path in sorted(path for path in Path(folder).iterdir() if path.is_file()):
         with open(path, "rb", buffering=0) as file:
             buffer = bytearray(8 << 20)
             while file.readinto(buffer):
