@@ -18,8 +18,8 @@ from lab.daemon import PrivateDaemon  # noqa: E402
 from rows import machine  # noqa: E402
 
 BUILD = Path(os.environ.get("MODELCACHE_BUILD", ROOT / "build" / "release"))
-PYTHON_READERS = 4
-CXX_READERS = 4
+PYTHON_READERS = 3
+CXX_READERS = 5
 
 
 class Demo:
@@ -49,19 +49,33 @@ def show_loads(demo, name, path):
         cold = time.perf_counter() - start
         payload, tensors = model.nbytes, len(model)
         del model
+    demo.daemon.settle()
     times = {
         "cold_s": cold,
-        "cpp_warm_s": demo.json(BUILD / "bin" / "bench_tensors", path)["seconds"],
+        "cpp_warm_s": min(demo.json(BUILD / "bin" / "bench_tensors", path)["seconds"] for _ in range(3)),
         "python_warm_s": demo.python_open("modelcache", path),
         "safetensors_s": demo.python_open("safetensors", path),
+        "touch_s": touch_seconds(demo, "touch", path),
+        "touch_mmap_s": touch_seconds(demo, "mmap", *weight_files(path)),
     }
     demo.out.bars([
         ("cold load, once per node", times["cold_s"]),
-        ("warm, fresh C++ process, at::Tensors", times["cpp_warm_s"]),
-        ("warm, fresh Python process, torch.Tensors", times["python_warm_s"]),
-        ("for scale: safetensors load_file, same files", times["safetensors_s"]),
+        ("warm, fresh C++ process, every at::Tensor", times["cpp_warm_s"]),
+        ("warm, fresh Python process, every torch.Tensor", times["python_warm_s"]),
+        ("  for scale: safetensors load_file", times["safetensors_s"]),
+        ("warm, fresh C++ process, every page touched", times["touch_s"]),
+        ("  for scale: the same over an mmap of the files", times["touch_mmap_s"]),
     ], report.seconds)
     return {"model": name, "path": str(path), "tensors": tensors, "bytes": payload, **times}
+
+
+def weight_files(path):
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
+def touch_seconds(demo, *arguments):
+    one = demo.json(BUILD / "bin" / "bench_client", *arguments)
+    return one["open_s"] + one["touch_s"]
 
 
 def process_memory(pid):
@@ -137,7 +151,7 @@ def show_edit(demo, path, workers):
         worker.stdout.close()
     isolated = others == before[1:] and fresh == before[0] and edited != before[0]
     demo.out.line(f"  sum in the editing process   {before[0]:12.4f} -> {edited:.4f}")
-    demo.out.line(f"  sum in the other three       {before[1]:12.4f} -> {others[0]:.4f}")
+    demo.out.line(f"  sum in the other processes   {before[1]:12.4f} -> {others[0]:.4f}")
     demo.out.line(f"  sum in a process started now {fresh:12.4f}")
     demo.out.line(f"  daemon's verify              {'intact' if verified['ok'] else 'DAMAGED'}, "
                   f"disk: {verified['disk']}")
