@@ -273,6 +273,7 @@ Result<StartedDaemon> StartDaemon(const std::string& program, const std::string&
   }
   std::vector<std::string> texts = {program, "--socket", socket_path};
   std::vector<char*> arguments;
+  arguments.reserve(texts.size() + 1);
   for (std::string& text : texts) {
     arguments.push_back(text.data());
   }

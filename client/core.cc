@@ -370,8 +370,13 @@ Result<std::shared_ptr<Connection>> Client::DialOrStart(TimePoint deadline) {
   milliseconds pause = kFirstPause;
   while (true) {
     Result<std::shared_ptr<Connection>> connection = Dial(deadline);
-    if (connection.ok() || connection.error().code != ErrorCode::kUnavailable || !MayStart()) {
+    if (connection.ok() || connection.error().code != ErrorCode::kUnavailable) {
       return connection;
+    }
+    if (!MayStart()) {
+      Error error = std::move(connection).error();
+      error.message = "no daemon answers at " + options_.socket_path + " (" + error.message + ")";
+      return error;
     }
     Result<bool> started = starter.Step();
     if (!started.ok()) {

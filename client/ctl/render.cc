@@ -34,6 +34,10 @@ std::string Line(const std::string& label, const std::string& value) {
   return label + std::string(18 - std::min<std::size_t>(label.size(), 17), ' ') + value + "\n";
 }
 
+std::string Counted(std::size_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 Json ModelJson(const Model& model) {
   const Manifest& manifest = model.manifest();
   return {{"id", model.id_text()},
@@ -127,8 +131,8 @@ std::string RenderLoaded(const Model& model) {
   text += Line("  " + std::string(reply.hit ? "hit" : "miss"), Printable(reply.reason));
   text += Line("  format", model.format());
   text += Line("  size", HumanBytes(model.payload_bytes()) + ", " +
-                             std::to_string(model.manifest().tensors().size()) + " tensors, " +
-                             std::to_string(model.manifest().arenas().size()) + " arenas");
+                             Counted(model.manifest().tensors().size(), "tensor") + ", " +
+                             Counted(model.manifest().arenas().size(), "arena"));
   text += Line("  cold load", HumanSeconds(reply.load_seconds));
   return text;
 }
