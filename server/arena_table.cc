@@ -12,20 +12,29 @@ void ArenaTable::Add(ArenaEntry entry) {
   arenas_.emplace(id, entry);
 }
 
-void ArenaTable::Use(const ArenaId& id) { ++arenas_.at(id).users; }
-
-void ArenaTable::Unuse(const ArenaId& id) {
+void ArenaTable::Change(const ArenaId& id, int users, int lingerers) {
   auto found = arenas_.find(id);
   ArenaEntry& entry = found->second;
-  if (--entry.users > 0) {
-    return;
-  }
   Account(entry) -= entry.cost_bytes;
-  closing_bytes_ += entry.cost_bytes;
-  closing_.emplace(id, entry.cost_bytes);
-  unused_.push_back(id);
-  arenas_.erase(found);
+  entry.users += static_cast<std::uint32_t>(users);
+  entry.lingerers += static_cast<std::uint32_t>(lingerers);
+  Account(entry) += entry.cost_bytes;
+  if (entry.users == 0 && entry.lingerers == 0) {
+    closing_.emplace(id, entry.cost_bytes);
+    unused_.push_back(id);
+    arenas_.erase(found);
+  }
 }
+
+void ArenaTable::Use(const ArenaId& id) { Change(id, 1, 0); }
+
+void ArenaTable::Unuse(const ArenaId& id) { Change(id, -1, 0); }
+
+void ArenaTable::UseLingering(const ArenaId& id) { Change(id, 0, 1); }
+
+void ArenaTable::UnuseLingering(const ArenaId& id) { Change(id, 0, -1); }
+
+void ArenaTable::Linger(const ArenaId& id) { Change(id, -1, 1); }
 
 void ArenaTable::SetCost(const ArenaId& id, std::uint64_t cost_bytes, bool sealed) {
   auto found = arenas_.find(id);
@@ -37,15 +46,6 @@ void ArenaTable::SetCost(const ArenaId& id, std::uint64_t cost_bytes, bool seale
   entry.sealed = sealed;
   entry.cost_bytes = cost_bytes;
   Account(entry) += entry.cost_bytes;
-}
-
-void ArenaTable::MarkLeaving(const ArenaId& id) {
-  auto found = arenas_.find(id);
-  if (found != arenas_.end()) {
-    Account(found->second) -= found->second.cost_bytes;
-    found->second.leaving = true;
-    Account(found->second) += found->second.cost_bytes;
-  }
 }
 
 const ArenaEntry* ArenaTable::Find(const ArenaId& id) const {

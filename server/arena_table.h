@@ -17,12 +17,13 @@ struct ArenaEntry {
   std::uint64_t size_bytes = 0;
   std::uint64_t cost_bytes = 0;  // what it is promised until it is sealed, then what it holds
   bool sealed = false;
-  bool leaving = false;     // its job failed; it goes as soon as the loader is gone
-  std::uint32_t users = 0;  // resident models and running jobs that need it
+  std::uint32_t users = 0;      // resident models and running jobs that need it
+  std::uint32_t lingerers = 0;  // processes that still have it, but need not: they can be killed
 };
 
-// An arena lives while at least one user refers to it. When the last one lets go it is queued for
-// closing, and its memory counts until the close is reported. Not synchronised.
+// An arena lives while a user or a lingerer refers to it. When the last user lets go, its memory
+// counts as on its way out; when the last lingerer lets go too, it is queued for closing, and its
+// memory counts until the close is reported. Not synchronised.
 class ArenaTable {
  public:
   // Adds an arena with one user. REQUIRES a new id.
@@ -35,8 +36,11 @@ class ArenaTable {
   // What the arena really holds from now on. Ignored for an arena that is gone.
   void SetCost(const ArenaId& id, std::uint64_t cost_bytes, bool sealed);
 
-  // Counts the arena as on its way out although its job still holds it.
-  void MarkLeaving(const ArenaId& id);
+  // As Use and Unuse for lingerers.
+  void UseLingering(const ArenaId& id);
+  void UnuseLingering(const ArenaId& id);
+  // Makes one of its users a lingerer.
+  void Linger(const ArenaId& id);
 
   // Nothing for an arena that is gone or being closed.
   [[nodiscard]] const ArenaEntry* Find(const ArenaId& id) const;
@@ -52,8 +56,9 @@ class ArenaTable {
   [[nodiscard]] std::size_t count() const { return arenas_.size(); }
 
  private:
+  void Change(const ArenaId& id, int users, int lingerers);
   std::uint64_t& Account(const ArenaEntry& entry) {
-    if (entry.leaving) {
+    if (entry.users == 0) {
       return closing_bytes_;
     }
     return entry.sealed ? resident_bytes_ : reserved_bytes_;

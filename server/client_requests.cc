@@ -130,7 +130,7 @@ Actions DispatchRequest(Dispatcher& dispatcher, SessionId session, Frame frame, 
     default:
       return RefuseFrame(
           session, frame.header,
-          Error{ErrorCode::kProtocol,
+          Error{ErrorCode::kUnsupported,
                 "unknown request type " + std::to_string(static_cast<unsigned>(frame.header.type)),
                 0});
   }

@@ -73,8 +73,9 @@ Waiter MakeWaiter(Caller from, const OpenRequest& request, TimePoint now) {
 
 }  // namespace
 
-// Every call ends here: arenas that lost their last user are closed.
+// Every call that may drop a model ends here: arenas that lost their last user are closed.
 Actions Dispatcher::Finish(Actions actions) {
+  jobs_.DropStaleCollapse(actions);
   std::vector<ArenaId> unused = catalog_.arenas().TakeUnused();
   if (!unused.empty()) {
     actions.emplace_back(CloseArenas{std::move(unused)});

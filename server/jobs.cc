@@ -84,14 +84,35 @@ void Jobs::SetDeadline(Job& job, TimePoint at) {
 }
 
 void Jobs::Hold(Job& job, const ArenaId& arena) {
-  if (job.held.insert(arena).second) {
+  if (!job.held.insert(arena).second) {
+    return;
+  }
+  if (job.lingers) {
+    catalog_.arenas().UseLingering(arena);
+  } else {
     catalog_.arenas().Use(arena);
   }
 }
 
 void Jobs::Unhold(Job& job, const ArenaId& arena) {
-  if (job.held.erase(arena) > 0) {
+  if (job.held.erase(arena) == 0) {
+    return;
+  }
+  if (job.lingers) {
+    catalog_.arenas().UnuseLingering(arena);
+  } else {
     catalog_.arenas().Unuse(arena);
+  }
+}
+
+// The job's process is being killed: what it holds is needed by it no more.
+void Jobs::Linger(Job& job) {
+  if (job.lingers) {
+    return;
+  }
+  job.lingers = true;
+  for (const ArenaId& arena : job.held) {
+    catalog_.arenas().Linger(arena);
   }
 }
 
@@ -182,6 +203,7 @@ void Jobs::StartCollapse(TimePoint now, Actions& out) {
     Job& job = jobs_.at(NewJob(JobKind::kCollapse));
     job.name = model->name;
     job.request.model_id = model->id;
+    job.lingers = true;
     HoldAll(job, *model, model->borrowed_arenas);
     collapse_ = job.id;
     Start(job, now, out);
@@ -194,6 +216,13 @@ void Jobs::PauseCollapse(Actions& out) {
   Job* job = FindIn(collapse_, Phase::kRunning);
   if (job != nullptr) {
     to_collapse_.push_front(job->request.model_id);
+    Abandon(*job, out);
+  }
+}
+
+void Jobs::DropStaleCollapse(Actions& out) {
+  Job* job = FindIn(collapse_, Phase::kRunning);
+  if (job != nullptr && catalog_.Find(job->request.model_id) == nullptr) {
     Abandon(*job, out);
   }
 }
@@ -215,9 +244,6 @@ void Jobs::Abandon(Job& job, Actions& out) {
     loading_.erase(found);
   }
   std::erase(reserving_, job.id);
-  for (const ArenaId& arena : job.own) {
-    catalog_.arenas().MarkLeaving(arena);
-  }
   if (job.phase == Phase::kQueued) {
     std::erase(queue_, job.id);
     Forget(job);
@@ -225,6 +251,7 @@ void Jobs::Abandon(Job& job, Actions& out) {
   }
   SetDeadline(job, kNoDeadline);
   job.phase = Phase::kDying;
+  Linger(job);
   out.emplace_back(CancelJob{job.id});
 }
 

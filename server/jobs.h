@@ -94,6 +94,9 @@ class Jobs {
   // The process is gone; `error` says how if it did not exit with 0.
   void OnExit(JobId id, const std::optional<Error>& error, TimePoint now, Actions& out);
 
+  // Stops making huge pages for a model that is gone; its memory comes back when that ended.
+  void DropStaleCollapse(Actions& out);
+
   // What the arena store answers.
   void OnArenasCreated(JobId id, Result<std::vector<ArenaEntry>> created, TimePoint now,
                        Actions& out);
@@ -125,7 +128,8 @@ class Jobs {
     std::vector<Waiter> waiters;
     TimePoint deadline = kNoDeadline;
     TimePoint started;
-    std::set<ArenaId> held;  // arenas it is a user of
+    std::set<ArenaId> held;  // arenas it is a user of, or …
+    bool lingers = false;    // … only lingers on: it can be killed at any time
     std::vector<ArenaId> borrowed;
     std::vector<ArenaId> own;
     std::optional<std::uint32_t> reserve_id;  // request id of its only reservation
@@ -150,6 +154,7 @@ class Jobs {
   void SetDeadline(Job& job, TimePoint at);
   void Hold(Job& job, const ArenaId& arena);
   void Unhold(Job& job, const ArenaId& arena);
+  void Linger(Job& job);
   void HoldAll(Job& job, const Model& model, std::size_t first);
 
   void Pump(TimePoint now, Actions& out);

@@ -166,8 +166,8 @@ void Jobs::OnArenasCreated(JobId id, Result<std::vector<ArenaEntry>> created, Ti
     job->held.insert(entry.id);
     job->own.push_back(entry.id);
     reply.arenas.push_back(entry.id);
-    if (job->phase == Phase::kDying) {
-      catalog_.arenas().MarkLeaving(entry.id);
+    if (job->lingers) {
+      catalog_.arenas().Linger(entry.id);
     }
   }
   send.descriptors = job->own;

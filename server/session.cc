@@ -52,7 +52,7 @@ void Session::OnFrame(Frame frame) {
     return;
   }
   if (frame.header.type != MessageType::kHello) {
-    End("the first message was no hello");
+    Refuse(frame, Error{ErrorCode::kProtocol, "the first message was no hello", 0});
     return;
   }
   OnHello(frame);
@@ -92,7 +92,7 @@ void Session::OnHello(const Frame& frame) {
 
 void Session::Refuse(const Frame& frame, const Error& error) {
   FrameHeader header;
-  header.type = MessageType::kHello;
+  header.type = frame.header.type;
   header.flags = kFlagReply | kFlagError;
   header.request_id = frame.header.request_id;
   stream_->Send(header, Encode(ErrorReply{error.code, error.message, error.errno_value}), {});

@@ -78,6 +78,9 @@ Result<void> FillAndCommit(LoaderChannel& channel, const JobRequest& request,
       return written;
     }
   }
+  for (const SourceFile& file : files) {
+    file.WaitUntilSettled();
+  }
   if (auto unchanged = CheckAllUnchanged(files); !unchanged.ok()) {
     return unchanged;
   }

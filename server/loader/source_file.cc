@@ -32,19 +32,6 @@ bool SameIdentity(const struct stat& a, const struct stat& b) {
          SameTime(a.st_mtim, b.st_mtim) && SameTime(a.st_ctim, b.st_ctim);
 }
 
-void WaitUntilOlder(const struct stat& status) {
-  const Nanoseconds youngest = std::max(SinceEpoch(status.st_mtim), SinceEpoch(status.st_ctim));
-  timespec now = {};
-  if (::clock_gettime(CLOCK_REALTIME, &now) != 0) {
-    return;
-  }
-  const Nanoseconds age = SinceEpoch(now) - youngest;
-  // A time in the future (a skewed clock) would wait without end and proves nothing.
-  if (age >= Nanoseconds(0) && age < kTimestampGranularity) {
-    std::this_thread::sleep_for(kTimestampGranularity - age);
-  }
-}
-
 }  // namespace
 
 std::string Quoted(std::string_view text) {
@@ -111,8 +98,20 @@ void SourceFile::AdviseSequential() const {
   (void)::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
 }
 
+void SourceFile::WaitUntilSettled() const {
+  const Nanoseconds youngest = std::max(SinceEpoch(status_.st_mtim), SinceEpoch(status_.st_ctim));
+  timespec now = {};
+  if (::clock_gettime(CLOCK_REALTIME, &now) != 0) {
+    return;
+  }
+  const Nanoseconds age = SinceEpoch(now) - youngest;
+  // A time in the future (a skewed clock) would wait without end and proves nothing.
+  if (age >= Nanoseconds(0) && age < kTimestampGranularity) {
+    std::this_thread::sleep_for(kTimestampGranularity - age);
+  }
+}
+
 Result<void> SourceFile::CheckUnchanged() const {
-  WaitUntilOlder(status_);
   struct stat now = {};
   if (::fstat(fd_.get(), &now) != 0) {
     return SystemError("fstat of " + path(), errno);

@@ -39,9 +39,11 @@ class SourceFile {
   // Tells the kernel that all of it will be read soon, from front to back.
   void AdviseSequential() const;
 
-  // Errors: kFileChanged when the identity is no longer what it was at Open. Waits (about 20 ms at
-  // most) until the last change of the file is older than the granularity of time stamps, so that
-  // whoever writes later leaves another time.
+  // Waits (20 ms at most) until the last change of the file is older than the granularity of time
+  // stamps, so that whoever writes from now on leaves another time.
+  void WaitUntilSettled() const;
+
+  // Errors: kFileChanged when the identity is no longer what it was at Open.
   [[nodiscard]] Result<void> CheckUnchanged() const;
 
   // An error about this file: "<path>: <message>".

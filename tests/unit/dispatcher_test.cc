@@ -326,6 +326,47 @@ TEST_CASE("Dispatcher: huge pages are asked for when no load runs, and give way"
   CHECK(Only<SendToClient>(done).empty());
 }
 
+TEST_CASE("Dispatcher: evicting a model ends its huge-page job and frees the memory", "[unit]") {
+  JobLimits limits;
+  limits.collapse_from_bytes = 100;
+  ServerFixture f(1000, limits);
+  const JobId load = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1)));
+  (void)f.Load(load, 200);
+  const JobId collapse = f.StartedJob(f.Exit(load));
+  (void)f.dispatcher.OnDisconnected(SessionId{1}, f.clock.Now());
+
+  const Actions evicted = f.dispatcher.OnEvict({SessionId{2}, 9}, {"/a"}, f.clock.Now());
+  REQUIRE(Only<CancelJob>(evicted).size() == 1);
+  CHECK(Only<CancelJob>(evicted)[0]->job == collapse);
+  CHECK(Only<CloseArenas>(evicted).empty());
+  const Actions ended =
+      f.dispatcher.OnLoaderExit(collapse, Error{ErrorCode::kLoaderFailed, "9", 0}, f.clock.Now());
+  REQUIRE(Only<CloseArenas>(ended).size() == 1);
+  for (const ArenaId& arena : Only<CloseArenas>(ended)[0]->arenas) {
+    (void)f.dispatcher.OnArenaClosed(arena, f.clock.Now());
+  }
+  CHECK(f.dispatcher.Status(f.clock.Now()).resident_bytes == 0);
+}
+
+TEST_CASE("Dispatcher: a load may have the room of a model that is getting huge pages", "[unit]") {
+  JobLimits limits;
+  limits.collapse_from_bytes = 100;
+  ServerFixture f(1000, limits);
+  const JobId load = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1)));
+  (void)f.Load(load, 700);
+  const JobId collapse = f.StartedJob(f.Exit(load));
+  (void)f.dispatcher.OnDisconnected(SessionId{1}, f.clock.Now());
+
+  const JobId second = f.StartedJob(f.Open(2, f.Request("/b"), f.Stat(2)));
+  CHECK(Only<CreateArenas>(f.Reserve(second, 600)).empty());
+  const Actions ended =
+      f.dispatcher.OnLoaderExit(collapse, Error{ErrorCode::kLoaderFailed, "9", 0}, f.clock.Now());
+  REQUIRE(Only<CloseArenas>(ended).size() == 1);
+  const Actions room =
+      f.dispatcher.OnArenaClosed(Only<CloseArenas>(ended)[0]->arenas.at(0), f.clock.Now());
+  CHECK(Only<CreateArenas>(room).size() == 1);
+}
+
 TEST_CASE("Dispatcher: verify holds the arenas and passes the answer on", "[unit]") {
   ServerFixture f;
   f.Resident("/m", f.Stat(1), 100);
