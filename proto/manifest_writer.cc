@@ -236,7 +236,9 @@ Result<std::string> EncodeManifest(const ManifestSpec& spec) {
   if (auto put = PutTensors(bytes, at, spec, strings); !put.ok()) {
     return std::move(put).error();
   }
-  std::memcpy(&bytes[at.order], order->data(), order->size() * sizeof(std::uint32_t));
+  if (!order->empty()) {  // memcpy takes no null pointer, not even for nothing
+    std::memcpy(&bytes[at.order], order->data(), order->size() * sizeof(std::uint32_t));
+  }
   PutHeader(bytes, at, spec, strings);
   return bytes;
 }
