@@ -37,7 +37,8 @@ Json MetadataOf(const LoadedModel& model) { return Json::parse(model.manifest().
 
 // The node behind a key of the root dict.
 Json NodeAt(const LoadedModel& model, const Json& key) {
-  for (const auto& pair : MetadataOf(model)["structure"]["d"]) {
+  const Json metadata = MetadataOf(model);
+  for (const auto& pair : metadata["structure"]["d"]) {
     if (pair[0] == key) {
       return pair[1];
     }
