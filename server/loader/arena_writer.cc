@@ -57,6 +57,7 @@ class Filler {
     for (const std::uint32_t storage : placed.written) {
       AddItems(storage);
     }
+    SpreadOverArenas();
   }
 
   Result<void> Run(const ReportProgress& report) {
@@ -99,6 +100,19 @@ class Filler {
     for (std::uint64_t at = 0; at < planned.size_bytes; at += kDigestLeafBytes) {
       items_.push_back({storage, at, std::min(kDigestLeafBytes, planned.size_bytes - at)});
     }
+  }
+
+  // The kernel lets one thread at a time write to a memfd: neighbours in the list go to different
+  // arenas, all of which fill at the same relative speed.
+  void SpreadOverArenas() {
+    const auto progress = [this](const FillItem& item) {
+      const StorageSpec& spec = placed_.spec.storages[item.storage];
+      return static_cast<double>(spec.offset_bytes + item.offset_bytes) /
+             static_cast<double>(placed_.spec.arenas[spec.arena].size_bytes);
+    };
+    std::stable_sort(items_.begin(), items_.end(), [&](const FillItem& a, const FillItem& b) {
+      return progress(a) < progress(b);
+    });
   }
 
   Result<void> Fill(const FillItem& item, std::span<std::byte> scratch) {
