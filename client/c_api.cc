@@ -15,6 +15,7 @@
 
 #include "client/control.h"
 #include "client/core.h"
+#include "client/dlpack.h"
 #include "client/include/modelcache/modelcache.h"
 #include "common/error.h"
 #include "common/socket.h"
@@ -452,6 +453,21 @@ mc_status mc_model_tables(const mc_model* model, mc_tables* out) {
     tables.dimensions = manifest.dimensions().data();
     tables.dimension_count = manifest.dimensions().size();
     return CopyOut(tables, out);
+  });
+}
+
+mc_status mc_model_dlpack(mc_model* model, uint64_t count, void** out) {
+  return Guarded([&] {
+    mc_tables tables = {};
+    tables.struct_size = sizeof tables;
+    if (const mc_status status = mc_model_tables(model, &tables); status != MC_OK) {
+      return status;
+    }
+    if (out == nullptr || count != tables.tensor_count) {
+      return FailArgument("mc_model_dlpack: the count is not that of the tensors, or out is NULL");
+    }
+    MakeDlpack(model, tables, out);
+    return static_cast<mc_status>(MC_OK);
   });
 }
 

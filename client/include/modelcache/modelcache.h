@@ -345,6 +345,15 @@ typedef struct mc_tables {
 /* All pointers belong to the model. Errors: MC_INVALID_ARGUMENT. */
 MC_API mc_status mc_model_tables(const mc_model* model, mc_tables* out);
 
+/* Tensors as DLPack structs (DLManagedTensor, the unversioned form), for frameworks that build a
+ * tensor from one faster than from its parts. `count` must be mc_model_tensor_count; out[i] becomes
+ * the struct of tensor i, or NULL where that would lose something: the tensor does not cover its
+ * storage alone and exactly, has no bytes, has flags, or has a type that DLPack consumers may not
+ * know. The caller owns each struct and gives it up by calling its deleter, from any thread; each
+ * holds a reference on the model. After a failure nothing is owned.
+ * Errors: MC_INVALID_ARGUMENT, MC_LIMIT (memory). */
+MC_API mc_status mc_model_dlpack(mc_model* model, uint64_t count, void** out);
+
 /* ---- quantized tensors ---------------------------------------------------------------------- */
 
 /* How the integers of a quantized tensor stand for numbers. Pointers belong to the model. */
