@@ -217,3 +217,49 @@ def test_nothing_of_a_client_maps_the_file(client, model_path):
     with open("/proc/self/maps") as maps:
         assert str(model_path) not in maps.read()
     assert os.path.samefile(model_path, model_path)
+
+
+def test_tensors_that_come_in_bulk_are_those_that_come_alone(client, tmp_path):
+    """The quick way for all and the way for one give equal tensors over their own storages."""
+    path = tmp_path / "both.pt"
+    shared = torch.arange(6.0)
+    values = {f"t{i}": torch.full((i % 3 + 1, 5), float(i)) for i in range(40)}
+    values.update(
+        transposed=torch.arange(6.0).reshape(2, 3).t(),
+        left=shared[:3],
+        right=shared[3:],
+        empty=torch.empty(0, 4),
+        scalar=torch.tensor(5),
+        part=torch.zeros(100)[:7],
+        eight=torch.ones(3).to(torch.float8_e4m3fn),
+        flag=torch.tensor([True, False]),
+        grad=torch.ones(2, requires_grad=True),
+    )
+    torch.save(values, path)
+    alone = {name: client.open(path)[name] for name in values}
+    bulk = client.open(path).state_dict()
+    for name, expected in values.items():
+        for tensor in (alone[name], bulk[name]):
+            assert (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()) == (
+                expected.dtype,
+                expected.shape,
+                expected.stride(),
+                expected.storage_offset(),
+            ), name
+            assert torch.equal(tensor.float(), expected.float()), name
+            assert tensor.untyped_storage().nbytes() == expected.untyped_storage().nbytes(), name
+            assert tensor.requires_grad == expected.requires_grad
+            assert tensor._is_view() is False, name
+    assert bulk["left"].untyped_storage()._cdata == bulk["right"].untyped_storage()._cdata
+
+
+def test_last_tensor_of_a_bulk_ends_the_lease(daemon, client, model_path):
+    leases = daemon.status()["leases"]
+    tensors = list(client.open(model_path).values())
+    last = tensors.pop()[:1]
+    del tensors
+    gc.collect()
+    assert daemon.status()["leases"] == leases + 1
+    del last
+    gc.collect()
+    eventually(lambda: daemon.status()["leases"] == leases, what="the end of the lease")

@@ -10,6 +10,7 @@ Nothing heavy is imported: torch comes with the first tensor.
 
 from __future__ import annotations
 
+import sys as _sys
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 from modelcache._client import Client, PathLike, default_client
@@ -33,6 +34,9 @@ from modelcache._progress import Progress
 from modelcache._structure import Opaque
 
 __version__ = "0.1.0"
+
+if "torch" in _sys.modules:  # else the first tensor brings both
+    import modelcache._tensors  # noqa: F401
 
 
 def open(

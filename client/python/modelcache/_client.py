@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 from modelcache import _ffi
 from modelcache._model import Model
-from modelcache._progress import Progress, ProgressWatch
+from modelcache._progress import PROGRESS, Progress, ProgressWatch
 
 PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
@@ -117,7 +117,8 @@ class Client:
             format=_encoded(format),
             device=_encoded(device),
             timeout_ms=_milliseconds(timeout),
-            progress=watch.function,
+            progress=PROGRESS,
+            progress_user=watch.user,
         )
         array = (c_char_p * max(1, len(paths)))(*paths)
         pointer = c_void_p()

@@ -139,6 +139,7 @@ _SIGNATURES = {
     "mc_model_info": (c_int32, [_MODEL, POINTER(ModelInfo)]),
     "mc_model_metadata": (c_int32, [_MODEL, POINTER(c_void_p), POINTER(c_uint64)]),
     "mc_model_tables": (c_int32, [_MODEL, POINTER(Tables)]),
+    "mc_model_dlpack": (c_int32, [_MODEL, c_uint64, POINTER(c_void_p)]),
 }
 
 

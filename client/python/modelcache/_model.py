@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import json
 import struct
 from collections.abc import Mapping
 from ctypes import byref, c_uint64, c_void_p, sizeof
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from modelcache import _ffi
+from modelcache import _ffi, _structure
 
 if TYPE_CHECKING:
     import torch
 
     from modelcache._tensors import TensorBuilder
+
+
+_RECORD = struct.Struct(_ffi.TENSOR_RECORD)
 
 
 class TensorInfo(NamedTuple):
@@ -46,24 +50,49 @@ class Memory:
 
 
 class Tables:
-    """The model's tables, read once: rows of plain numbers and the addresses of the storages."""
+    """The model's tables: names at once, the rest of plain numbers when they are first needed."""
 
     def __init__(self, memory: Memory) -> None:
         tables = _ffi.Tables(struct_size=sizeof(_ffi.Tables))
         _ffi.check(_ffi.library().mc_model_tables(memory.pointer, byref(tables)))
-        record = struct.Struct(_ffi.TENSOR_RECORD)
-        raw = ctypes.string_at(tables.tensors, tables.tensor_count * record.size)
-        self.rows: List[Tuple[int, ...]] = list(record.iter_unpack(raw))
-        self.dimensions: Tuple[int, ...] = _numbers(tables.dimensions, tables.dimension_count, "q")
-        self.addresses: Tuple[int, ...] = _numbers(tables.storage_data, tables.storage_count, "Q")
-        record = struct.Struct(_ffi.STORAGE_RECORD)
-        raw = ctypes.string_at(tables.storages, tables.storage_count * record.size)
-        self.storage_bytes: List[int] = [row[3] for row in record.iter_unpack(raw)]
-        text = ctypes.string_at(tables.base, tables.base_bytes)
-        self.names: List[str] = [text[r[0] : r[0] + r[1]].decode() for r in self.rows]
         self.memory = memory
+        self.count: int = tables.tensor_count
+        self._tables = tables
         self._whole: Optional[ctypes.Array] = None
-        self.low = min(self.addresses, default=0)
+        self.names: List[str] = self._read_names()
+
+    def _read_names(self) -> List[str]:
+        # Columns, not rows: a thousand short-lived tuples would set off the garbage collector.
+        raw = memoryview(ctypes.string_at(self._tables.tensors, self.count * _RECORD.size))
+        offsets = raw.cast("Q")[:: _RECORD.size // 8].tolist()
+        sizes = raw.cast("I")[2 :: _RECORD.size // 4].tolist()
+        text = ctypes.string_at(self._tables.base, self._tables.base_bytes)
+        return [text[start : start + size].decode() for start, size in zip(offsets, sizes)]
+
+    @functools.cached_property
+    def rows(self) -> List[Tuple[int, ...]]:
+        """The tensors as _ffi.TENSOR_RECORD has them."""
+        raw = ctypes.string_at(self._tables.tensors, self.count * _RECORD.size)
+        return list(_RECORD.iter_unpack(raw))
+
+    @functools.cached_property
+    def dimensions(self) -> Tuple[int, ...]:
+        return _numbers(self._tables.dimensions, self._tables.dimension_count, "q")
+
+    @functools.cached_property
+    def addresses(self) -> Tuple[int, ...]:
+        """Of the storages, in this process."""
+        return _numbers(self._tables.storage_data, self._tables.storage_count, "Q")
+
+    @functools.cached_property
+    def storage_bytes(self) -> List[int]:
+        record = struct.Struct(_ffi.STORAGE_RECORD)
+        raw = ctypes.string_at(self._tables.storages, self._tables.storage_count * record.size)
+        return [row[3] for row in record.iter_unpack(raw)]
+
+    @functools.cached_property
+    def low(self) -> int:
+        return min(self.addresses, default=0)
 
     def whole(self) -> ctypes.Array:
         """A writable buffer that starts at `low` and spans every storage.
@@ -146,12 +175,11 @@ class Model(Mapping):
 
     def state_dict(self) -> "collections.OrderedDict[str, torch.Tensor]":
         """Every tensor by name, with the versions (`_metadata`) that a saved state dict carries."""
-        from modelcache import _structure
-
         result = collections.OrderedDict(self._all())
-        metadata = _structure.version_metadata(self._description().get("structure"))
-        if metadata is not None:
-            result._metadata = metadata  # type: ignore[attr-defined]
+        if self.format == "torch":
+            metadata = _structure.version_metadata(self._description().get("structure"))
+            if metadata is not None:
+                result._metadata = metadata  # type: ignore[attr-defined]
         return result
 
     def object(self) -> Any:
@@ -159,8 +187,6 @@ class Model(Mapping):
 
         A format that only knows names and tensors gives a dict.
         """
-        from modelcache import _structure
-
         description = self._description()
         if "structure" not in description:
             return dict(self._all())
@@ -277,7 +303,7 @@ class Model(Mapping):
         if builder is None:
             from modelcache._tensors import TensorBuilder
 
-            builder = TensorBuilder(self._tables(), self._metadata_text(), self.name)
+            builder = TensorBuilder(self._tables(), self._metadata_text(), self.name, self.format)
             # setdefault: two threads that build at once must end with one set of tensors, and a
             # lock could be held by a thread that does not exist in a forked child.
             builder = self.__dict__.setdefault("_built", builder)

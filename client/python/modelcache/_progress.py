@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Dict, Optional, Union
 
 from modelcache import _ffi
 
@@ -39,7 +39,7 @@ class _Bar:
 class ProgressWatch:
     """Carries a progress function through C: what it raises cancels the load and is kept.
 
-    `function` is what the library calls.
+    The library is given PROGRESS with `user`, which finds this object.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -48,21 +48,22 @@ class ProgressWatch:
         self._raised: Optional[BaseException] = None
         self._bar = _Bar() if progress is True else None
         self._report = self._bar if progress is True else progress
-        # Always installed: it is how a load is given up after Ctrl-C.
-        self.function: Any = _ffi.ProgressFunction(self._call)
+        self.user = id(self)
 
     def run(self, call: Callable[[], Optional[BaseException]]) -> Optional[BaseException]:
         """Runs `call`, which waits inside the library and gives its failure, if any.
 
         Gives that, or what a progress function or Ctrl-C raised meanwhile.
         """
+        _waiting[self.user] = self
         try:
             failure = self._interruptible(call) if _handles_interrupts() else call()
             return self._raised or failure
         finally:
             if self._bar is not None:
                 self._bar.close()
-            self.function = self._raised = None  # they refer to self
+            del _waiting[self.user]
+            self._raised = None  # its traceback refers to self
 
     def _interruptible(
         self, call: Callable[[], Optional[BaseException]]
@@ -88,19 +89,31 @@ class ProgressWatch:
         try:
             done.acquire()
         except BaseException as interrupted:
-            self._raised = (
-                interrupted  # the next progress call gives up; a second one leaves at once
-            )
-            done.acquire()
+            self._raised = interrupted  # so the next progress call gives up
+            done.acquire()  # a second Ctrl-C leaves at once
         return failures[0]
 
-    def _call(self, _user: Any, done: int, total: int) -> int:
+    def report(self, done: int, total: int) -> int:
+        """What the library is answered: 0, or 1 to give up the load."""
         try:
             if self._raised is None and callable(self._report):
                 self._report(done, total)
         except BaseException as raised:
             self._raised = raised
         return 0 if self._raised is None else 1
+
+
+_waiting: Dict[int, ProgressWatch] = {}
+
+
+def _report(user: int, done: int, total: int) -> int:
+    watch = _waiting.get(user)
+    return 1 if watch is None else watch.report(done, total)
+
+
+# One for all, since each costs more than a warm open. Always installed: it is how a load is given
+# up after Ctrl-C.
+PROGRESS = _ffi.ProgressFunction(_report)
 
 
 def _handles_interrupts() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import json
 from typing import Any, Dict, List, Optional, Tuple
@@ -19,18 +18,32 @@ _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
 # torch.empty would warn for some dtypes.
 _SEED = (ctypes.c_char * 16)()
 
+_MANY = 8  # who asks for that many tensors one by one is asking for all
+
+_CAPSULE_NAME = b"dltensor"  # capsules keep a pointer to it
+_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_from_dlpack = getattr(torch._C, "_from_dlpack", torch.utils.dlpack.from_dlpack)
+_DELETER_OFFSET = 56  # in DLManagedTensor
+
+
+def _delete_dlpack(struct: int) -> None:
+    deleter = ctypes.c_void_p.from_address(struct + _DELETER_OFFSET).value
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter or 0)(struct)
+
 
 class TensorBuilder:
     """Builds each tensor of a model once. Any thread, no locks: the first one built is kept."""
 
-    def __init__(self, tables: Tables, metadata: bytes, model: str) -> None:
+    def __init__(self, tables: Tables, metadata: bytes, model: str, format: str) -> None:
         self._tables = tables
         self._model = model
         self._tensors: Dict[int, torch.Tensor] = {}
         self._storages: Dict[int, torch.UntypedStorage] = {}
-        self._uses = collections.Counter(row[2] for row in tables.rows)
         self._dtypes: Dict[int, Tuple[Optional[torch.dtype], int]] = {}
-        self._metadata = metadata
+        # The storages of a module are handed to torch, so its tensors must come from the same ones.
+        self._missed = _MANY if format == "torchscript" else 0
         # Parsing the metadata of a large checkpoint costs more than its tensors.
         self._quantization: Dict[str, Any] = {}
         self._same: Dict[int, int] = {}
@@ -41,15 +54,20 @@ class TensorBuilder:
         number = self._same.get(number, number)
         built = self._tensors.get(number)
         if built is None:
+            self._missed += 1
+            if self._missed == _MANY:
+                self._build_plain()
+                return self.tensor(number)
             built = self._tensors.setdefault(number, self._build(number))
         return built
 
     def all(self) -> List[torch.Tensor]:
         """Every tensor in order."""
         tensors = self._tensors
-        if not tensors and not self._same:
+        if self._missed < _MANY:
+            self._missed = _MANY
             self._build_plain()
-        count = len(self._tables.rows)
+        count = self._tables.count
         if len(tensors) == count:
             return [tensors[number] for number in range(count)]
         return [self.tensor(number) for number in range(count)]
@@ -68,29 +86,15 @@ class TensorBuilder:
 
     def _build_plain(self) -> None:
         """The tensors that alone cover their storage, which are nearly all, in one quick pass."""
-        tables, tensors, uses = self._tables, self._tensors, self._uses
-        whole, low, addresses, sizes = (
-            tables.whole(),
-            tables.low,
-            tables.addresses,
-            tables.storage_bytes,
-        )
-        dimensions, dtypes, frombuffer = tables.dimensions, self._dtypes, torch.frombuffer
-        for number, row in enumerate(tables.rows):
-            _, _, storage, offset, nbytes, first, ndim, code, flags, _ = row
-            if flags or offset or uses[storage] != 1 or not nbytes or sizes[storage] != nbytes:
-                continue
-            dtype, itemsize = dtypes.get(code) or self._dtype(code)
-            if dtype is None or not itemsize:
-                continue
-            tensor = frombuffer(
-                whole, dtype=dtype, count=nbytes // itemsize, offset=addresses[storage] - low
-            )
-            if ndim != 1:
-                middle = first + ndim
-                # In place: a view would remember a base that a direct load does not have.
-                tensor.as_strided_(dimensions[first:middle], dimensions[middle : middle + ndim])
-            tensors.setdefault(number, tensor)
+        tensors, count = self._tensors, self._tables.count
+        structs = (ctypes.c_void_p * count)()
+        _ffi.check(_ffi.library().mc_model_dlpack(self._tables.memory.pointer, count, structs))
+        for number, struct in enumerate(structs):
+            if struct is not None:
+                try:
+                    tensors.setdefault(number, _from_dlpack(_capsule(struct, _CAPSULE_NAME, None)))
+                except Exception:  # a type this torch does not take: built from its parts later
+                    _delete_dlpack(struct)
 
     def _build(self, number: int) -> torch.Tensor:
         row = self._tables.rows[number]
