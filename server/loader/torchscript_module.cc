@@ -7,6 +7,7 @@
 #include "server/loader/torchscript_module.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
 #include <caffe2/serialize/inline_container.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <torch/csrc/jit/api/module.h>
@@ -19,6 +20,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -35,6 +38,45 @@ constexpr std::size_t kLeaveUnreadBytes = 64U << 10U;
 constexpr const char kConstants[] = "constants/";
 constexpr const char kCodeFolder[] = ".data/ts_code/code/";
 constexpr const char kModuleFolder[] = ".data/ts_code/0/";
+
+// libtorch believes a checkpoint's element counts: a storage may claim more bytes than its record
+// had. Every record lies in memory of its own, so the sizes of these allocations tell.
+class SizingAllocator final : public c10::Allocator {
+ public:
+  SizingAllocator() { c10::SetCPUAllocator(this, kPriority); }
+  ~SizingAllocator() override { c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), kPriority); }
+  SizingAllocator(const SizingAllocator&) = delete;
+  SizingAllocator& operator=(const SizingAllocator&) = delete;
+
+  c10::DataPtr allocate(std::size_t size) override {
+    c10::DataPtr memory = c10::GetDefaultCPUAllocator()->allocate(size);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sizes_[memory.get()] = size;
+    return memory;
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return c10::GetDefaultCPUAllocator()->raw_deleter();
+  }
+  void copy_data(void* to, const void* from, std::size_t count) const override {
+    default_copy_data(to, from, count);
+  }
+
+  // Throws when `storage` claims more than was allocated for it.
+  void Check(const c10::Storage& storage) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = sizes_.find(storage.data());
+    if (found != sizes_.end() && found->second < storage.nbytes()) {
+      throw std::runtime_error("a tensor needs " + std::to_string(storage.nbytes()) +
+                               " bytes, its record has " + std::to_string(found->second));
+    }
+  }
+
+ private:
+  static constexpr std::uint8_t kPriority = 255;
+
+  mutable std::mutex mutex_;
+  std::unordered_map<const void*, std::size_t> sizes_;
+};
 
 struct FileRange {
   std::uint64_t offset_bytes = 0;
@@ -257,6 +299,7 @@ class ModuleReader {
       const c10::Storage& storage = tensor.storage();
       const std::uint64_t number = serializer.storage_context().getOrAddStorage(storage);
       if (number == kept_->storages.size()) {
+        allocator_.Check(storage);
         kept_->storages.push_back(storage);
         sink.Leave(storage.data(), storage.nbytes());
       }
@@ -394,6 +437,7 @@ class ModuleReader {
 
   const TorchscriptInput& input_;
   TorchscriptModule& out_;
+  SizingAllocator allocator_;
   std::shared_ptr<Kept> kept_;
   std::vector<std::pair<std::string, at::Tensor>> named_;
   std::vector<TorchscriptStorage> uncollected_;
