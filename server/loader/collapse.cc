@@ -17,9 +17,7 @@
 namespace modelcache {
 namespace {
 
-#ifndef MADV_COLLAPSE
-constexpr int MADV_COLLAPSE = 25;  // Linux 6.1; the C library's headers are older
-#endif
+constexpr int kMadvCollapse = 25;  // MADV_COLLAPSE, Linux 6.1; the C library's headers may be older
 
 constexpr std::uint64_t kHugePageBytes = 2U << 20U;
 constexpr std::uint64_t kStepBytes = 16U << 20U;
@@ -34,7 +32,7 @@ void CollapseRange(const Mapping& arena, ByteRange storage) {
   const std::uint64_t last = AlignDown(storage.offset_bytes + storage.size_bytes, kHugePageBytes);
   for (std::uint64_t at = first; at < last; at += kStepBytes) {
     // The kernel may have no huge page left: the next step can still succeed.
-    (void)::madvise(arena.data() + at, std::min(kStepBytes, last - at), MADV_COLLAPSE);
+    (void)::madvise(arena.data() + at, std::min(kStepBytes, last - at), kMadvCollapse);
   }
 }
 
@@ -69,7 +67,7 @@ std::vector<OpenArena> MapArenas(const std::vector<UniqueFd>& arenas) {
 
 }  // namespace
 
-void RunCollapse(std::vector<UniqueFd> arenas) {
+void RunCollapse(const std::vector<UniqueFd>& arenas) {
   (void)::setpriority(PRIO_PROCESS, 0, 19);
   const std::vector<OpenArena> open = MapArenas(arenas);
   if (open.empty()) {

@@ -65,25 +65,32 @@ constexpr std::array<Clue, 15> kClues = {{
     {"\x80", "a plain Python pickle, not a checkpoint of torch.save"},
 }};
 
+// What the length field of a safetensors file would be: people compare it with other programs'
+// messages.
+std::string ClaimedHeader(std::string_view first_bytes) {
+  std::uint64_t length = 0;
+  if (first_bytes.size() < sizeof length) {
+    return "";
+  }
+  std::memcpy(&length, first_bytes.data(), sizeof length);
+  return "; read as safetensors its header would have " + std::to_string(length) + " bytes";
+}
+
 Error UnknownFormat(const SourceFile& file, std::string_view first_bytes) {
   if (file.size() == 0) {
     return file.Bad("is empty (0 bytes)");
   }
   const std::string size = " (" + std::to_string(file.size()) + " bytes";
-  for (const Clue& clue : kClues) {
-    if (first_bytes.substr(0, clue.start.size()) == clue.start) {
-      std::string claimed;
-      if (first_bytes.size() >= sizeof(std::uint64_t)) {
-        std::uint64_t length = 0;
-        std::memcpy(&length, first_bytes.data(), sizeof length);
-        claimed =
-            "; read as safetensors its header would have " + std::to_string(length) + " bytes";
-      }
-      return file.Bad("looks like " + std::string(clue.meaning) + size + claimed + ")");
-    }
+  const auto* clue = std::find_if(kClues.begin(), kClues.end(), [&](const Clue& known) {
+    return first_bytes.substr(0, known.start.size()) == known.start;
+  });
+  std::string message = "is no model file of a known format" + size;
+  if (clue != kClues.end()) {
+    message = "looks like " + std::string(clue->meaning) + size + ClaimedHeader(first_bytes) + ")";
+  } else {
+    message += ", it starts with " + Quoted(first_bytes) + ")";
   }
-  return file.Bad("is no model file of a known format" + size + ", it starts with " +
-                  Quoted(first_bytes) + ")");
+  return file.Bad(message);
 }
 
 Result<Kind> DetectZip(const SourceFile& file) {

@@ -109,17 +109,17 @@ Result<void> Dispatch(LoaderChannel& channel, Job job) {
                      " descriptors",
                  0};
   }
-  auto arenas = TakeLast(job.descriptors, arena_count);
+  const auto arenas = TakeLast(job.descriptors, arena_count);
   switch (request.kind) {
     case JobKind::kLoad:
       return RunLoad(channel, request, std::move(job.descriptors));
     case JobKind::kVerify: {
-      auto verified = RunVerify(request, std::move(job.descriptors), std::move(arenas));
+      auto verified = RunVerify(request, std::move(job.descriptors), arenas);
       return verified.ok() ? channel.SendVerified(*verified)
                            : Result<void>(std::move(verified).error());
     }
     case JobKind::kCollapse:
-      RunCollapse(std::move(arenas));
+      RunCollapse(arenas);
       return {};
   }
   return Error{ErrorCode::kProtocol,

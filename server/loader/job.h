@@ -22,11 +22,11 @@ Result<void> RunLoad(LoaderChannel& channel, const JobRequest& request,
 // without a second copy in memory. The files are opened by their recorded paths where the job did
 // not bring them.
 Result<VerifiedEvent> RunVerify(const JobRequest& request, std::vector<UniqueFd> files,
-                                std::vector<UniqueFd> arenas);
+                                const std::vector<UniqueFd>& arenas);
 
 // Backs the large storages of the arenas with huge pages, where the kernel can. Only whole 2 MiB
 // blocks inside a storage: a block with a hole in it would be filled and cost memory. In small
 // steps, so that the process can be killed at once, and at the lowest priority.
-void RunCollapse(std::vector<UniqueFd> arenas);
+void RunCollapse(const std::vector<UniqueFd>& arenas);
 
 }  // namespace modelcache

@@ -14,11 +14,11 @@ namespace {
 constexpr std::size_t kMaxNodes = 4U << 20U;
 constexpr std::size_t kMaxLongBytes = 256;  // decimal conversion is quadratic
 
-// Nodes every document starts with, so that the most frequent values cost nothing.
+// Nodes every document starts with, so that the most frequent values cost nothing; the fourth is
+// the empty tuple.
 constexpr PickleRef kNoneRef = 0;
 constexpr PickleRef kFalseRef = 1;
 constexpr PickleRef kTrueRef = 2;
-constexpr PickleRef kEmptyTupleRef = 3;
 
 PickleNode MakeNode(PickleKind kind, std::int64_t integer = 0) {
   PickleNode node;

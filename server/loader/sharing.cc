@@ -140,6 +140,7 @@ class Finder {
       by_storage[candidate.storage].push_back(candidate);
     }
     std::vector<std::vector<StorageCandidate>> items;
+    items.reserve(by_storage.size());
     for (auto& [storage, places] : by_storage) {
       items.push_back(std::move(places));
     }

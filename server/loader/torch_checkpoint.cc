@@ -16,7 +16,8 @@ using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 200;
 // Shared sub-objects are walked once per use: a few kilobytes of pickle could ask for 2^64 visits.
-constexpr std::size_t kMaxVisits = 8U << 20U;
+constexpr std::size_t kFreeVisits = 100'000;
+constexpr std::size_t kMaxVisitsPerNode = 16;
 constexpr std::int64_t kMostExactInteger = std::int64_t{1} << 53U;
 
 Json FloatNode(double value) {
@@ -35,6 +36,7 @@ class Walker {
       : document_(document),
         rebuilder_(document, resolve,
                    [&plan](std::uint32_t storage) { return plan.storages[storage].size_bytes; }),
+        max_visits_(kFreeVisits + kMaxVisitsPerNode * document.nodes.size()),
         plan_(plan) {}
 
   Result<void> Run() {
@@ -68,10 +70,10 @@ class Walker {
     if (on_path_.count(ref) != 0) {
       return Error{ErrorCode::kBadFile, "the checkpoint contains itself at " + Quoted(path), 0};
     }
-    if (on_path_.size() >= static_cast<std::size_t>(kMaxDepth) || ++visits_ > kMaxVisits) {
+    if (on_path_.size() >= static_cast<std::size_t>(kMaxDepth) || ++visits_ > max_visits_) {
       return Error{ErrorCode::kBadFile,
                    "the checkpoint is nested deeper than " + std::to_string(kMaxDepth) +
-                       " levels or has more than " + std::to_string(kMaxVisits) + " values, at " +
+                       " levels or has more than " + std::to_string(max_visits_) + " values, at " +
                        Quoted(path),
                    0};
     }
@@ -331,6 +333,7 @@ class Walker {
 
   const PickleDocument& document_;
   TensorRebuilder rebuilder_;
+  std::size_t max_visits_;
   ModelPlan& plan_;
   std::unordered_set<PickleRef> on_path_;
   std::size_t visits_ = 0;

@@ -226,81 +226,101 @@ Result<RebuiltTensor> TensorRebuilder::RebuildInner(PickleRef ref, int depth) co
   return Rebuild(inner, depth);
 }
 
-// (storage, offset, size, stride, …): v2 goes on with requires_grad, hooks, metadata; v3 has the
-// dtype after the hooks; qtensor has the quantizer before requires_grad.
+// Where the optional arguments of each function lie.
+TensorRebuilder::ViewForm TensorRebuilder::FormOf(std::string_view function) {
+  // (storage, offset, size, stride, …): v2 goes on with requires_grad, hooks, metadata; v3 has the
+  // dtype after the hooks; qtensor has the quantizer before requires_grad.
+  if (function == "_rebuild_qtensor") {
+    return {6, 5, 0, 0, 4};
+  }
+  if (function == "_rebuild_tensor_v3") {
+    return {7, 4, 7, 6, 0};
+  }
+  return {4, 4, 6, 0, 0};
+}
+
 Result<RebuiltTensor> TensorRebuilder::RebuildView(const std::string& function,
                                                    const Arguments& arguments) const {
-  const bool quantized = function == "_rebuild_qtensor";
-  const bool typed = function == "_rebuild_tensor_v3";
-  const std::size_t needed = quantized ? 6 : typed ? 7 : 4;
-  if (arguments.size() < needed || document_.At(arguments[0]).kind != PickleKind::kPersistent ||
+  const ViewForm form = FormOf(function);
+  if (arguments.size() < form.count || document_.At(arguments[0]).kind != PickleKind::kPersistent ||
       document_.At(arguments[1]).kind != PickleKind::kInt) {
     return Malformed(function +
-                     " was called with other arguments than (storage, offset, size, "
-                     "stride, …)");
+                     " was called with other arguments than (storage, offset, size, stride, …)");
   }
   auto id = ReadStorageId(document_, document_.At(arguments[0]));
   if (!id.ok()) {
     return std::move(id).error();
   }
   RebuiltTensor rebuilt;
-  TensorSpec& spec = rebuilt.spec;
-  spec.dtype = id->dtype;
-  if (typed) {
-    const auto dtype = DtypeOfGlobal(document_.At(arguments[6]));
-    if (!dtype) {
-      return Error{ErrorCode::kUnsupported,
-                   "record " + Quoted(id->key) + ": unknown dtype " +
-                       Quoted(document_.At(arguments[6]).text),
-                   0};
-    }
-    spec.dtype = *dtype;
-  }
-  auto geometry = ReadGeometry(document_, arguments[2], arguments[3], spec);
-  const std::int64_t offset = document_.At(arguments[1]).integer;
-  const auto offset_bytes =
-      offset < 0 ? std::nullopt
-                 : CheckedMul(static_cast<std::uint64_t>(offset), DtypeBits(spec.dtype) / 8);
-  const auto total = offset_bytes ? CheckedAdd(*offset_bytes, id->view_offset_bytes) : std::nullopt;
-  if (geometry.ok() && !total) {
-    geometry = Malformed("storage offset " + std::to_string(offset) + " is no offset");
-  }
-  if (!geometry.ok()) {
-    return Malformed("record " + Quoted(id->key) + " (" + std::to_string(id->size_bytes) +
-                     " bytes): " + geometry.error().message);
-  }
-  spec.data_offset_bytes = *total;
-  const std::size_t grad_at = quantized ? 5 : 4;
-  if (arguments.size() > grad_at && IsTrue(document_.At(arguments[grad_at]))) {
-    spec.flags |= kTensorRequiresGrad;
+  auto read = ReadView(form, arguments, *id, rebuilt.spec);
+  if (!read.ok()) {
+    return Error{read.error().code,
+                 "record " + Quoted(id->key) + " (" + std::to_string(id->size_bytes) +
+                     " bytes): " + read.error().message,
+                 0};
   }
   auto storage = resolve_(*id);
   if (!storage.ok()) {
     return std::move(storage).error();
   }
-  spec.storage = *storage;
-  if (auto checked = CheckBounds(spec, *id); !checked.ok()) {
+  rebuilt.spec.storage = *storage;
+  if (auto checked = CheckBounds(rebuilt.spec, *id); !checked.ok()) {
     return std::move(checked).error();
   }
-  if (quantized) {
-    auto quantizer = ReadQuantizer(arguments[4]);
+  if (form.quantizer > 0) {
+    auto quantizer = ReadQuantizer(arguments[form.quantizer]);
     if (!quantizer.ok()) {
       return std::move(quantizer).error();
     }
     rebuilt.quantization = std::move(*quantizer);
   }
-  // The conjugate and negative bits travel in the last argument of v2 and v3.
-  const std::size_t bits_at = typed ? 7 : 6;
-  if (!quantized && arguments.size() > bits_at) {
-    const PickleNode& bits = document_.At(arguments[bits_at]);
-    for (std::size_t i = 0; bits.kind == PickleKind::kDict && i + 1 < bits.items.size(); i += 2) {
-      const bool set = IsTrue(document_.At(bits.items[i + 1]));
-      const std::string& key = document_.At(bits.items[i]).text;
-      spec.flags |= set && key == "conj" ? kTensorConjugate : 0U;
-      spec.flags |= set && key == "neg" ? kTensorNegative : 0U;
-    }
-  }
   return rebuilt;
+}
+
+// Everything of the tensor but its storage.
+Result<void> TensorRebuilder::ReadView(const ViewForm& form, const Arguments& arguments,
+                                       const StorageId& id, TensorSpec& spec) const {
+  spec.dtype = id.dtype;
+  if (form.dtype > 0) {
+    const PickleNode& global = document_.At(arguments[form.dtype]);
+    const auto dtype = DtypeOfGlobal(global);
+    if (!dtype) {
+      return Error{ErrorCode::kUnsupported, "unknown dtype " + Quoted(global.text), 0};
+    }
+    spec.dtype = *dtype;
+  }
+  if (auto read = ReadGeometry(document_, arguments[2], arguments[3], spec); !read.ok()) {
+    return read;
+  }
+  const std::int64_t offset = document_.At(arguments[1]).integer;
+  const auto offset_bytes =
+      offset < 0 ? std::nullopt
+                 : CheckedMul(static_cast<std::uint64_t>(offset), DtypeBits(spec.dtype) / 8);
+  const auto total = offset_bytes ? CheckedAdd(*offset_bytes, id.view_offset_bytes) : std::nullopt;
+  if (!total) {
+    return Malformed("storage offset " + std::to_string(offset) + " is no offset");
+  }
+  spec.data_offset_bytes = *total;
+  if (arguments.size() > form.requires_grad &&
+      IsTrue(document_.At(arguments[form.requires_grad]))) {
+    spec.flags |= kTensorRequiresGrad;
+  }
+  if (form.lazy_bits > 0 && arguments.size() > form.lazy_bits) {
+    spec.flags |= LazyBits(document_.At(arguments[form.lazy_bits]));
+  }
+  return {};
+}
+
+// The conjugate and negative bits, a dict of booleans.
+std::uint32_t TensorRebuilder::LazyBits(const PickleNode& bits) const {
+  std::uint32_t flags = 0;
+  for (std::size_t i = 0; bits.kind == PickleKind::kDict && i + 1 < bits.items.size(); i += 2) {
+    const bool set = IsTrue(document_.At(bits.items[i + 1]));
+    const std::string& key = document_.At(bits.items[i]).text;
+    flags |= set && key == "conj" ? kTensorConjugate : 0U;
+    flags |= set && key == "neg" ? kTensorNegative : 0U;
+  }
+  return flags;
 }
 
 Result<void> TensorRebuilder::CheckBounds(const TensorSpec& spec, const StorageId& id) const {

@@ -4,9 +4,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/result.h"
@@ -66,6 +67,18 @@ class TensorRebuilder {
 
  private:
   using Arguments = std::vector<PickleRef>;
+  // Positions of arguments; 0 where a function has none.
+  struct ViewForm {
+    std::size_t count = 0;  // fewest arguments
+    std::size_t requires_grad = 0;
+    std::size_t lazy_bits = 0;
+    std::size_t dtype = 0;
+    std::size_t quantizer = 0;
+  };
+  static ViewForm FormOf(std::string_view function);
+  [[nodiscard]] Result<void> ReadView(const ViewForm& form, const Arguments& arguments,
+                                      const StorageId& id, TensorSpec& spec) const;
+  [[nodiscard]] std::uint32_t LazyBits(const PickleNode& bits) const;
   [[nodiscard]] Result<RebuiltTensor> Rebuild(const PickleNode& call, int depth) const;
   [[nodiscard]] Result<RebuiltTensor> RebuildView(const std::string& function,
                                                   const Arguments& arguments) const;

@@ -80,7 +80,7 @@ Result<ArenaSet> MapArenas(const std::vector<UniqueFd>& arenas) {
 // Findings of one verification, at most kMaxDifferences of them.
 class Findings {
  public:
-  explicit Findings(const Manifest& manifest) : manifest_(manifest) {
+  explicit Findings(const Manifest& manifest) {
     for (const TensorRecord& tensor : manifest.tensors()) {
       if (tensor.storage != kNoStorage) {
         users_[tensor.storage].push_back(std::string(manifest.Name(tensor)));
@@ -110,7 +110,6 @@ class Findings {
   std::vector<std::string> Take() { return std::move(sentences_); }
 
  private:
-  const Manifest& manifest_;
   std::map<std::uint32_t, std::vector<std::string>> users_;
   std::vector<std::string> sentences_;
 };
@@ -280,7 +279,7 @@ std::string CompareWithDisk(const JobRequest& request, std::vector<UniqueFd> fds
 }  // namespace
 
 Result<VerifiedEvent> RunVerify(const JobRequest& request, std::vector<UniqueFd> files,
-                                std::vector<UniqueFd> arenas) {
+                                const std::vector<UniqueFd>& arenas) {
   auto set = MapArenas(arenas);
   if (!set.ok()) {
     return std::move(set).error();
