@@ -10,9 +10,11 @@ Nothing heavy is imported: torch comes with the first tensor.
 
 from __future__ import annotations
 
+import contextlib as _contextlib
 import sys as _sys
 from typing import Any, Dict, List, Optional, Sequence, Union
 
+from modelcache import _ffi
 from modelcache._client import Client, PathLike, default_client
 from modelcache._errors import (
     BadFileError,
@@ -34,6 +36,9 @@ from modelcache._progress import Progress
 from modelcache._structure import Opaque
 
 __version__ = "0.1.0"
+
+with _contextlib.suppress(ImportError):  # whoever needs it says what is missing
+    _ffi.library()
 
 if "torch" in _sys.modules:  # else the first tensor brings both
     import modelcache._tensors  # noqa: F401

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
 import os
-import signal
 import sys
 import threading
 import time
@@ -56,42 +54,31 @@ class ProgressWatch:
         Gives that, or what a progress function or Ctrl-C raised meanwhile.
         """
         _waiting[self.user] = self
+        previous = sys.unraisablehook
+        # Python runs signal handlers in the main thread, at the entry of the function that C calls:
+        # what they raise there (KeyboardInterrupt) cannot be caught inside it, only here.
+        hooked = threading.current_thread() is threading.main_thread()
+        if hooked:
+            sys.unraisablehook = hook = self._hook(previous)
         try:
-            failure = self._interruptible(call) if _handles_interrupts() else call()
+            failure = call()
             return self._raised or failure
         finally:
+            if hooked and sys.unraisablehook is hook:
+                sys.unraisablehook = previous
             if self._bar is not None:
                 self._bar.close()
             del _waiting[self.user]
             self._raised = None  # its traceback refers to self
 
-    def _interruptible(
-        self, call: Callable[[], Optional[BaseException]]
-    ) -> Optional[BaseException]:
-        """As run(), so that KeyboardInterrupt comes here while the library waits.
+    def _hook(self, previous: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def keep(unraisable: Any) -> None:
+            if unraisable.object is _report:
+                self._raised = unraisable.exc_value  # so the next progress call gives up
+            else:
+                previous(unraisable)
 
-        Python runs signal handlers in the main thread alone, and would run them at the entry of a
-        progress call, where an exception is lost in C. So the main thread waits in Python.
-        """
-        done = _thread.allocate_lock()
-        failures = []
-
-        def work() -> None:
-            try:
-                failures.append(call())
-            except BaseException as raised:
-                failures.append(raised)
-            finally:
-                done.release()
-
-        done.acquire()
-        _thread.start_new_thread(work, ())
-        try:
-            done.acquire()
-        except BaseException as interrupted:
-            self._raised = interrupted  # so the next progress call gives up
-            done.acquire()  # a second Ctrl-C leaves at once
-        return failures[0]
+        return keep
 
     def report(self, done: int, total: int) -> int:
         """What the library is answered: 0, or 1 to give up the load."""
@@ -111,12 +98,6 @@ def _report(user: int, done: int, total: int) -> int:
     return 1 if watch is None else watch.report(done, total)
 
 
-# One for all, since each costs more than a warm open. Always installed: it is how a load is given
-# up after Ctrl-C.
+# One for all, since each costs more than a warm open. Always installed: it is where Python
+# sees Ctrl-C while the library waits.
 PROGRESS = _ffi.ProgressFunction(_report)
-
-
-def _handles_interrupts() -> bool:
-    return threading.current_thread() is threading.main_thread() and callable(
-        signal.getsignal(signal.SIGINT)
-    )

@@ -69,7 +69,7 @@ class TensorBuilder:
             self._build_plain()
         count = self._tables.count
         if len(tensors) == count:
-            return [tensors[number] for number in range(count)]
+            return list(map(tensors.__getitem__, range(count)))
         return [self.tensor(number) for number in range(count)]
 
     def storage(self, number: int) -> torch.UntypedStorage:
@@ -86,13 +86,14 @@ class TensorBuilder:
 
     def _build_plain(self) -> None:
         """The tensors that alone cover their storage, which are nearly all, in one quick pass."""
-        tensors, count = self._tensors, self._tables.count
+        count = self._tables.count
         structs = (ctypes.c_void_p * count)()
         _ffi.check(_ffi.library().mc_model_dlpack(self._tables.memory.pointer, count, structs))
-        for number, struct in enumerate(structs):
+        keep, build, capsule, name = self._tensors.setdefault, _from_dlpack, _capsule, _CAPSULE_NAME
+        for number, struct in enumerate(structs[:]):
             if struct is not None:
                 try:
-                    tensors.setdefault(number, _from_dlpack(_capsule(struct, _CAPSULE_NAME, None)))
+                    keep(number, build(capsule(struct, name, None)))
                 except Exception:  # a type this torch does not take: built from its parts later
                     _delete_dlpack(struct)
 
