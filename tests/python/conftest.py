@@ -58,7 +58,7 @@ def refused(daemon, client):
     """
 
     def check(path, *needles, status=("bad_file",), **options):
-        before = daemon.figures()
+        before = daemon.resting_figures()
         start = time.monotonic()
         with pytest.raises(modelcache.Error) as caught:
             client.open(path, **options)

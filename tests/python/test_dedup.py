@@ -78,7 +78,7 @@ def test_shared_arena_stays_while_anyone_needs_it(tmp_path, client, daemon):
     base = blob(4096)
     one = write(tmp_path / "one.safetensors", base=base, head=blob(128))
     two = write(tmp_path / "two.safetensors", base=base, other=blob(256))
-    before = daemon.figures()
+    before = daemon.resting_figures()
     client.open(one).close()
     client.open(two).close()
     client.evict(str(one))

@@ -154,7 +154,7 @@ def large(tmp_path):
 
 def test_killed_loaders_leave_nothing(daemon, large):
     """F4: the one who asked gets the error with the signal, twenty times; then a load succeeds."""
-    before = daemon.figures()
+    before = daemon.resting_figures()
     for _ in range(20):
         with Worker(daemon, OPEN, path=large) as worker:
             worker.hear()
@@ -172,7 +172,7 @@ def test_killed_loaders_leave_nothing(daemon, large):
 
 def test_client_killed_while_it_waits_stops_the_load(daemon, large):
     """F4"""
-    before = daemon.figures()
+    before = daemon.resting_figures()
     with Worker(daemon, OPEN, path=large) as worker:
         worker.hear()
         pid = caught_mid_load(daemon, worker, large)
@@ -182,7 +182,7 @@ def test_client_killed_while_it_waits_stops_the_load(daemon, large):
 
 
 def test_one_waiter_leaving_does_not_stop_the_others(daemon, large):
-    before = daemon.figures()
+    before = daemon.resting_figures()
 
     def requests():
         status = daemon.status()
@@ -205,7 +205,7 @@ def test_one_waiter_leaving_does_not_stop_the_others(daemon, large):
 
 
 def test_deadline_of_the_only_waiter_stops_the_load(daemon, large, client):
-    before = daemon.figures()
+    before = daemon.resting_figures()
     code = """
     say("ready")
     wait()
@@ -243,7 +243,7 @@ def test_one_load_for_many_who_ask_at_once(daemon, tmp_path):
 
 
 def test_progress_can_give_up_the_load(daemon, large):
-    before = daemon.figures()
+    before = daemon.resting_figures()
 
     class Enough(Exception):
         pass

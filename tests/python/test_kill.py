@@ -32,7 +32,7 @@ def loaded(daemon, path):
 
 
 def test_client_that_holds_a_lease(daemon, path):
-    before = daemon.figures()
+    before = daemon.resting_figures()
     descriptors = lasting_descriptors(daemon.pid)
     with Worker(daemon, HOLD, path=path) as worker:
         worker.hear()
@@ -45,7 +45,7 @@ def test_client_that_holds_a_lease(daemon, path):
 
 def test_hundred_clients_that_hold_leases(daemon, path):
     """Each a process of its own with a raw connection and a lease, killed in one stroke."""
-    before = daemon.figures()
+    before = daemon.resting_figures()
     descriptors = lasting_descriptors(daemon.pid)
     children = []
     try:
@@ -77,7 +77,7 @@ def test_hundred_clients_that_hold_leases(daemon, path):
 
 
 def test_loader_killed_in_mid_load(daemon, tmp_path):
-    before = daemon.figures()
+    before = daemon.resting_figures()
     descriptors = lasting_descriptors(daemon.pid)
     large = sparse_st(tmp_path / "large.safetensors", 256)
     code = """

@@ -238,7 +238,7 @@ def test_control_c_ends_the_wait_for_a_cold_load(daemon, tmp_path):
     except KeyboardInterrupt:
         say("interrupted")
     """
-    before = daemon.figures()
+    before = daemon.resting_figures()
     with Worker(daemon, code, path=large) as worker:
         worker.hear()
         worker.go()

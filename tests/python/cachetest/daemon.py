@@ -85,6 +85,11 @@ class Daemon:
         with self.client() as client:
             return client.status()
 
+    def resting_figures(self):
+        """figures() once no process of the daemon's works on, or holds, an arena."""
+        eventually(lambda: not children(self.pid), what="rest")
+        return self.figures()
+
     def figures(self):
         """What must be as before once everything that was started has ended."""
         status = self.status()
