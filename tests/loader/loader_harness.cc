@@ -401,7 +401,8 @@ JobOutcome RunVerifyJob(const LoadedModel& model) {
 std::string LittleEndian(std::uint64_t value, std::size_t bytes) {
   std::string text;
   for (std::size_t i = 0; i < bytes; ++i) {
-    text += static_cast<char>(value >> (8 * i) & 0xFFU);
+    text += static_cast<char>(value & 0xFFU);
+    value >>= 8U;
   }
   return text;
 }
