@@ -1,7 +1,6 @@
 """Limits of memory and descriptors around the daemon and its clients."""
 
 import contextlib
-import os
 import re
 import signal
 import socket
@@ -16,7 +15,7 @@ from cachetest.daemon import (
 )
 from cachetest.files import GOOD, sparse_st, st_tensors
 from cachetest.limits import MemoryGroup, descriptor_limit
-from cachetest.processes import Worker, ask
+from cachetest.processes import Worker
 from cachetest.waiting import eventually
 
 MIB = 2**20
@@ -197,86 +196,3 @@ def test_load_at_the_daemons_descriptor_limit_is_a_clear_error(tmp_path):
             pytest.fail("64 models in a process with 32 descriptors")
         assert held[0].raw("w").cast("f").tolist() == [0.0, 0.0]
         assert client.status()["daemon_pid"] == daemon.pid
-
-
-# ---- G12: fork -----------------------------------------------------------------------------------
-
-
-def test_fork_after_loading(tmp_path, daemon, path):
-    """G12"""
-    other = tmp_path / "other.safetensors"
-    other.write_bytes(GOOD[:-8] + struct.pack("<2f", 7, 8))
-    square = tmp_path / "square.safetensors"
-    square.write_bytes(st_tensors({"m": ("F32", [256, 256], os.urandom(4) * 256 * 256)}))
-    code = """
-    import torch
-    w = client.open(arguments["path"])["w"]
-    m = client.open(arguments["square"])["m"]
-    (m @ m).sum()
-    codes = []
-    for leave in (os._exit, sys.exit):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                assert w.tolist() == [1.0, 2.0]
-                w += 1
-                assert w.tolist() == [2.0, 3.0]
-                assert client.open(arguments["other"])["w"].tolist() == [7.0, 8.0]
-                leave(0)
-            except AssertionError:
-                os._exit(9)
-            except SystemExit:
-                raise
-        codes.append(os.waitpid(pid, 0)[1])
-    say([codes, w.tolist(), client.status()["clients"], client.status()["leases"]])
-    wait()
-    """
-    with Worker(daemon, code, path=path, other=other, square=square) as worker:
-        codes, values, clients, leases = worker.hear()
-        assert (codes, values) == ([0, 0], [1.0, 2.0])
-        eventually(lambda: daemon.status()["leases"] == 2, what="only the parent's leases")
-        eventually(lambda: daemon.status()["clients"] == 2, what="only the parent's connection")
-        assert worker.finish() == 0
-    eventually(lambda: daemon.status()["leases"] == 0, what="the end of all leases")
-
-
-def test_parent_and_child_never_get_each_others_answers(tmp_path, daemon):
-    """G12: a thousand interleaved calls of both, each model its own."""
-    for i in range(2):
-        (tmp_path / f"{i}.safetensors").write_bytes(GOOD[:-8] + struct.pack("<2f", i, i))
-    code = """
-    client.status()
-    pid = os.fork()
-    mine = 1 if pid == 0 else 0
-    path = f"{arguments['folder']}/{mine}.safetensors"
-    right = 0
-    for n in range(500):
-        if client.open(path).raw("w").cast("f").tolist() == [float(mine)] * 2:
-            right += 1
-        assert client.call("why", model=path)["model"]
-    if pid == 0:
-        os._exit(0 if right == 500 else 1)
-    say([right, os.waitpid(pid, 0)[1]])
-    """
-    assert ask(daemon, code, folder=tmp_path) == [500, 0]
-
-
-def test_threads_share_a_client(tmp_path, client):
-    import threading
-
-    for i in range(8):
-        (tmp_path / f"{i}.safetensors").write_bytes(GOOD[:-8] + struct.pack("<2f", i, i))
-    wrong = []
-
-    def work(i):
-        for _ in range(50):
-            values = client.open(tmp_path / f"{i}.safetensors").raw("w").cast("f").tolist()
-            if values != [float(i)] * 2:
-                wrong.append((i, values))
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
