@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -179,16 +178,14 @@ def _load() -> ctypes.CDLL:
 
 
 _library: Optional[ctypes.CDLL] = None
-_library_lock = threading.Lock()
 
 
 def library() -> ctypes.CDLL:
     """The loaded library. Raises ImportError with every place that was tried."""
     global _library
     if _library is None:
-        with _library_lock:
-            if _library is None:
-                _library = _load()
+        # No lock, which a fork could leave taken: two threads that load it get the same library.
+        _library = _load()
     return _library
 
 
