@@ -260,7 +260,9 @@ Result<void> AppendPath(ModelFiles& model, const std::string& path) {
                                       : Append(model, path, std::move(*file));
 }
 
-Result<void> AppendList(ModelFiles& model, const std::vector<std::string>& paths) {
+Result<void> AppendList(ModelFiles& model, std::vector<std::string> paths) {
+  std::stable_partition(paths.begin(), paths.end(),
+                        [](const std::string& path) { return EndsWith(path, kIndexSuffix); });
   std::set<std::string> names;
   for (const std::string& path : paths) {
     Result<OpenFile> file = OpenRegular(path);

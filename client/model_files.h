@@ -18,10 +18,10 @@ struct ModelFiles {
 
 // Opens the model `paths` name. One path: a file; an index file (*.index.json) with the shards it
 // names, which lie beside it; or a folder, in which an index, else the one weights file is looked
-// for. Several paths: the files of one model. An index comes first in the result.
-// Errors: kNotFound, kPermission, kInvalidArgument (not a regular file, no or too many candidates,
-// two files of one name), kBadFile (the index), kLimit (over 253 files, or too few descriptors),
-// kSystem.
+// for. Several paths: the files of one model, an index with its shards or safetensors files alone.
+// An index comes first in the result. Errors: kNotFound, kPermission, kInvalidArgument (not a
+// regular file, no or too many candidates, two files of one name), kBadFile (the index), kLimit
+// (over 253 files, or too few descriptors), kSystem.
 Result<ModelFiles> OpenModelFiles(const std::vector<std::string>& paths);
 
 // `path` made absolute and without "." and empty parts; ".." and symlinks stay.

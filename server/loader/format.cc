@@ -151,6 +151,25 @@ Result<void> CheckOptions(const SourceFile& file, Kind kind, const ReadOptions& 
   return {};
 }
 
+// Of several files without an index, each must be of the one format that can be merged.
+Result<void> CheckUnindexed(std::span<const SourceFile> files) {
+  for (const SourceFile& file : files) {
+    auto kind = Detect(file);
+    if (!kind.ok()) {
+      return std::move(kind).error();
+    }
+    if (*kind == Kind::kIndex) {
+      return file.Bad("is an index, which must be the first of the files of a model");
+    }
+    if (*kind != Kind::kSafetensors) {
+      return file.Bad("is of format " + std::string(FormatName(*kind)) +
+                      "; without an index only " + "safetensors files are read together, and " +
+                      std::to_string(files.size()) + " files were given");
+    }
+  }
+  return {};
+}
+
 Result<ModelPlan> ReadAs(Kind kind, std::span<const SourceFile> files, std::size_t file,
                          const ReadOptions& options) {
   switch (kind) {
@@ -195,11 +214,13 @@ Result<ModelPlan> ReadModel(std::span<const SourceFile> files, const ReadOptions
   if (*kind == Kind::kIndex) {
     return ReadIndexedModel(files, options);
   }
-  if (files.size() > 1) {
-    return files[0].Bad(std::to_string(files.size()) +
-                        " files were given, but the first one is not an index");
+  if (files.size() == 1) {
+    return ReadOneFile(files, 0, options);
   }
-  return ReadOneFile(files, 0, options);
+  if (auto checked = CheckUnindexed(files); !checked.ok()) {
+    return std::move(checked).error();
+  }
+  return ReadUnindexedModel(files, options);
 }
 
 }  // namespace modelcache

@@ -16,8 +16,8 @@ struct ReadOptions {
   std::string device = "cpu";   // anything else only for TorchScript
 };
 
-// Reads and validates everything but the bytes of the storages. One file, or an index followed by
-// the shards it names.
+// Reads and validates everything but the bytes of the storages. One file; an index followed by
+// the shards it names; or several safetensors files that no index joins.
 // Errors: kBadFile (malformed; the message has file, tensor or record, and the numbers),
 // kUnsupported (a format, dtype or option this build does not know), kFileChanged, kSystem.
 Result<ModelPlan> ReadModel(std::span<const SourceFile> files, const ReadOptions& options);

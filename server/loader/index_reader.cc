@@ -1,7 +1,10 @@
-// weight_map is followed to the letter: a stray shard or a stray tensor is never merged in.
+// With an index, weight_map is followed to the letter: a stray shard or a stray tensor is never
+// merged in. Without one, every tensor of every file is taken.
 #include "server/loader/index_reader.h"
 
+#include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -19,6 +22,11 @@ constexpr std::uint64_t kMaxIndexBytes = 64U << 20U;
 
 // Tensors wanted of each shard.
 using WeightMap = std::map<std::string, std::set<std::string>>;
+
+struct MergedModel {
+  ModelPlan plan;
+  std::unordered_map<std::string, std::size_t> file_of;  // by name of the tensor
+};
 
 Result<WeightMap> ReadWeightMap(const SourceFile& index, const Json& root) {
   const auto found = root.is_object() ? root.find("weight_map") : root.end();
@@ -111,6 +119,26 @@ Result<Json> ReadIndex(const SourceFile& index) {
   return root;
 }
 
+// A tensor that an earlier file has too is an error that names both: neither is the right one.
+Result<void> Append(std::span<const SourceFile> files, std::size_t number, ModelPlan part,
+                    MergedModel& merged) {
+  const auto base = static_cast<std::uint32_t>(merged.plan.storages.size());
+  for (TensorSpec& tensor : part.tensors) {
+    const auto [first, added] = merged.file_of.emplace(tensor.name, number);
+    if (!added) {
+      return files[number].Bad("tensor " + Quoted(tensor.name) + " is also in " +
+                               files[first->second].path() +
+                               ", and no index says which of the two is meant");
+    }
+    if (tensor.storage != kNoStorage) {
+      tensor.storage += base;
+    }
+    merged.plan.tensors.push_back(std::move(tensor));
+  }
+  std::move(part.storages.begin(), part.storages.end(), std::back_inserter(merged.plan.storages));
+  return {};
+}
+
 }  // namespace
 
 bool LooksLikeIndex(std::string_view first_bytes) {
@@ -156,6 +184,27 @@ Result<ModelPlan> ReadIndexedModel(std::span<const SourceFile> files, const Read
   }
   model.metadata_json = DumpJson(all);
   return model;
+}
+
+Result<ModelPlan> ReadUnindexedModel(std::span<const SourceFile> files,
+                                     const ReadOptions& options) {
+  MergedModel merged;
+  Json metadata = Json::object();
+  for (std::size_t number = 0; number < files.size(); ++number) {
+    auto part = ReadOneFile(files, number, options);
+    if (!part.ok()) {
+      return std::move(part).error();
+    }
+    merged.plan.format = part->format;
+    MergeMetadata(part->metadata_json, metadata);
+    if (auto added = Append(files, number, std::move(*part), merged); !added.ok()) {
+      return std::move(added).error();
+    }
+  }
+  Json all = Json::object();
+  all["metadata"] = std::move(metadata);
+  merged.plan.metadata_json = DumpJson(all);
+  return std::move(merged.plan);
 }
 
 }  // namespace modelcache

@@ -1,8 +1,9 @@
-// An index (`*.index.json`) and the shards it names, read as one model.
+// Several files read as one model: an index (`*.index.json`) and the shards it names, or files that
+// no index joins.
 #pragma once
 
 #include <span>
-#include <string>
+#include <string_view>
 
 #include "common/result.h"
 #include "server/loader/format.h"
@@ -19,5 +20,10 @@ bool LooksLikeIndex(std::string_view first_bytes);
 // Errors: kBadFile (a shard name with a folder in it, a tensor its shard lacks, a malformed shard),
 // kNotFound naming the shards that are missing, and what the shards' reader gives.
 Result<ModelPlan> ReadIndexedModel(std::span<const SourceFile> files, const ReadOptions& options);
+
+// Reads all tensors of all files, in the order of the files. REQUIRES that all are safetensors:
+// other formats have metadata that belongs to one file. Errors: kBadFile naming both files when a
+// tensor is in two, and what the files' reader gives.
+Result<ModelPlan> ReadUnindexedModel(std::span<const SourceFile> files, const ReadOptions& options);
 
 }  // namespace modelcache

@@ -240,6 +240,42 @@ TEST_CASE("Load: an index is followed to the letter", "[unit]") {
   }
 }
 
+TEST_CASE("Load: several safetensors files without an index are one model", "[unit]") {
+  const TempDir dir;
+  const std::string one = dir.Write("one.safetensors", Bytes8File({{"a", "11"}, {"b", "22"}}));
+  const std::string two = dir.Write("two.safetensors", Bytes8File({{"c", "33"}}));
+  SECTION("all tensors of all files, in their order") {
+    const LoadedModel model = MustLoad({.paths = {one, two}});
+    CHECK(model.Names() == std::vector<std::string>{"a", "b", "c"});
+    CHECK(model.Raw("a") == "11");
+    CHECK(model.Raw("c") == "33");
+    CHECK(model.manifest().format() == "safetensors");
+  }
+  SECTION("a name in two files is an error that names both") {
+    const std::string again = dir.Write("again.safetensors", Bytes8File({{"b", "44"}}));
+    const auto model = Load({.paths = {one, two, again}});
+    REQUIRE_FALSE(model.ok());
+    CHECK(model.error().code == ErrorCode::kBadFile);
+    CHECK_THAT(model.error().message, Contains("'b'") && Contains(one) && Contains(again));
+  }
+  SECTION("a file of another kind is named") {
+    const std::string json = dir.Write("x.index.json", R"({"weight_map":{}})");
+    const auto index = Load({.paths = {one, json}});
+    REQUIRE_FALSE(index.ok());
+    CHECK_THAT(index.error().message, Contains(json) && Contains("must be the first"));
+    const std::string text = dir.Write("two.bin", "no model at all");
+    const auto other = Load({.paths = {one, text}});
+    REQUIRE_FALSE(other.ok());
+    CHECK(other.error().code == ErrorCode::kBadFile);
+    CHECK_THAT(other.error().message, Contains(text));
+  }
+  SECTION("another format than safetensors is not merged") {
+    const auto model = Load({.paths = {one, two}, .format = "torch"});
+    REQUIRE_FALSE(model.ok());
+    CHECK_THAT(model.error().message, Contains("torch was asked for"));
+  }
+}
+
 TEST_CASE("Verify: arenas and disk are compared byte by byte", "[unit]") {
   const TempDir dir;
   const std::string a = Noise(3U << 20U, 1);

@@ -86,6 +86,18 @@ TEST_CASE("Api: a model from open to close", "[unit]") {
   CHECK(model->Tensors()[0].name() == "a");
 }
 
+TEST_CASE("Api: a list of two literals is two paths, not one string", "[unit]") {
+  World world;
+  (void)world.dir.Write("g", "y");
+  auto client = world.Connect();
+  const auto model = client.Open({"/nonexistent/a", "/nonexistent/b"});
+  REQUIRE_FALSE(model.ok());
+  CHECK(model.error().status == MC_NOT_FOUND);
+  CHECK(model.error().message.find("/nonexistent/a") != std::string::npos);
+  CHECK(client.Open({world.file, world.dir / "g"}).ok());
+  CHECK(client.Open({world.file.c_str()}).ok());
+}
+
 TEST_CASE("Api: a retained model outlives its first close and its client", "[unit]") {
   World world;
   mc_model* raw = nullptr;

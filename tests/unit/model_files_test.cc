@@ -136,6 +136,15 @@ TEST_CASE("ModelFiles: at most 253 files, of different names", "[unit]") {
   CHECK(OpenModelFiles(paths).ok());
 }
 
+TEST_CASE("ModelFiles: of several paths an index comes first, the rest stay in order", "[unit]") {
+  const TempDir dir;
+  const std::string two = dir.Write("two.safetensors", "2");
+  const std::string one = dir.Write("one.safetensors", "1");
+  const std::string index = dir.Write("m.index.json", "{}");
+  const std::vector<std::string> expected = {"m.index.json", "two.safetensors", "one.safetensors"};
+  CHECK(Names(OpenModelFiles({two, index, one})) == expected);
+}
+
 TEST_CASE("ModelFiles: paths are made absolute without resolving links", "[unit]") {
   CHECK(AbsolutePath("/a//b/./c/") == "/a/b/c");
   CHECK(AbsolutePath("/a/../b") == "/a/../b");

@@ -17,9 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <iterator>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -209,7 +207,8 @@ class Client {
 
   [[nodiscard]] mc_client* get() const { return client_.get(); }
 
-  // A file, a folder or an index file; or the files of one model. Errors: those of mc_model_open.
+  // A file, a folder or an index file; or the files of one model, as mc_model_open takes them.
+  // Errors: those of mc_model_open.
   Result<Model> Open(const std::string& path, const ModelOptions& options = {}) {
     return Open(std::vector<std::string>{path}, options);
   }
@@ -223,6 +222,11 @@ class Client {
     const mc_status status =
         mc_model_open(client_.get(), raw_paths.data(), raw_paths.size(), &raw, &model);
     return status == MC_OK ? Result<Model>(Model(model)) : Failure::Last(status);
+  }
+
+  // Open({"a", "b"}): without it, a list of two would also pass as one string, from iterators.
+  Result<Model> Open(std::initializer_list<const char*> paths, const ModelOptions& options = {}) {
+    return Open(std::vector<std::string>(paths.begin(), paths.end()), options);
   }
 
   // A model that is resident already, by name, id or path. Errors: MC_NOT_FOUND, as Open.

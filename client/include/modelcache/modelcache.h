@@ -199,8 +199,9 @@ typedef struct mc_open_options {
 
 /* Gives the model in these files: mapped at once when it is resident, else after the daemon has
  * loaded it. One path may be a file, a folder with a model in it, or an index file that names its
- * shards (*.index.json); several paths are the files of one model. At most 253 files. The files
- * are opened by this process, read-only: the daemon sees descriptors, never paths.
+ * shards (*.index.json). Several paths are the files of one model: an index and its shards, or
+ * safetensors files without an index, no two with a tensor of one name. At most 253 files. The
+ * files are opened by this process, read-only: the daemon sees descriptors, never paths.
  * `options` may be NULL. The caller owns one reference to *out.
  * Errors: MC_INVALID_ARGUMENT, MC_NOT_FOUND, MC_PERMISSION, MC_TIMEOUT, MC_CANCELLED,
  * MC_UNAVAILABLE (after one attempt to reconnect), MC_NO_ROOM, MC_BAD_FILE, MC_UNSUPPORTED,
