@@ -52,6 +52,7 @@ def _closure(path, seen):
 
 def _tidy_key(entry, closure):
     digest = hashlib.sha256((ROOT / ".clang-tidy").read_bytes())
+    digest.update((ROOT / "tests" / ".clang-tidy").read_bytes())
     digest.update(entry.get("command", "").encode())
     for path in sorted(closure):
         digest.update(path.read_bytes())
