@@ -198,6 +198,37 @@ Result<void> CheckEnd(const SourceFile& file) {
                   std::to_string(file.size()) + " bytes, probably cut short");
 }
 
+// From the local header on. Archives whose records share bytes inflate to any size, and a
+// checkpoint that two readers see differently is no checkpoint.
+ByteRange Extent(const ZipRecord& record) {
+  constexpr std::uint64_t kLocalHeaderBytes = 30;
+  const std::uint64_t header =
+      std::min(record.data_offset_bytes, kLocalHeaderBytes + record.name.size());
+  return {record.data_offset_bytes - header, header + record.stored_bytes};
+}
+
+Result<void> CheckDisjoint(const SourceFile& file, const std::vector<ZipRecord>& records) {
+  std::vector<const ZipRecord*> by_place;
+  by_place.reserve(records.size());
+  for (const ZipRecord& record : records) {
+    by_place.push_back(&record);
+  }
+  std::sort(by_place.begin(), by_place.end(), [](const ZipRecord* a, const ZipRecord* b) {
+    return Extent(*a).offset_bytes < Extent(*b).offset_bytes;
+  });
+  for (std::size_t i = 1; i < by_place.size(); ++i) {
+    const ByteRange before = Extent(*by_place[i - 1]);
+    const ByteRange here = Extent(*by_place[i]);
+    if (here.offset_bytes - before.offset_bytes < before.size_bytes) {
+      return file.Bad("records " + Quoted(by_place[i - 1]->name) + " and " +
+                      Quoted(by_place[i]->name) + " overlap: the first reaches to byte " +
+                      std::to_string(before.offset_bytes + before.size_bytes) +
+                      ", the second starts at byte " + std::to_string(here.offset_bytes));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<ZipDirectory> ZipDirectory::Read(const SourceFile& file) {
@@ -245,7 +276,7 @@ Result<void> ZipDirectory::Index(const SourceFile& file) {
   }
   tops_.assign(tops.begin(), tops.end());
   folder_ = !outside && tops_.size() == 1 ? tops_.front() : "";
-  return {};
+  return CheckDisjoint(file, records_);
 }
 
 const ZipRecord* ZipDirectory::Find(std::string_view name) const {

@@ -25,8 +25,8 @@ struct ZipRecord {
 class ZipDirectory {
  public:
   // Errors: kBadFile (no or a damaged directory, data outside the file, a size that a deflated
-  // record cannot have, a name twice), kUnsupported (encryption, other methods than stored and
-  // deflated), kFileChanged, kSystem; the message names the record.
+  // record cannot have, a name twice, records that share bytes), kUnsupported (encryption, other
+  // methods than stored and deflated), kFileChanged, kSystem; the message names the record.
   static Result<ZipDirectory> Read(const SourceFile& file);
 
   [[nodiscard]] const std::vector<ZipRecord>& records() const { return records_; }
