@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "common/socket.h"
+#include "common/socket_folder.h"
 
 extern char** environ;
 
@@ -28,14 +29,6 @@ namespace {
 
 constexpr auto kExecTimeout = std::chrono::seconds(5);
 constexpr char kDaemonName[] = "modelcached";
-
-std::string FolderOf(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) {
-    return ".";
-  }
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
 
 bool IsProgram(const std::string& path) {
   struct stat status = {};
@@ -46,7 +39,8 @@ bool IsProgram(const std::string& path) {
 // The folder of the file this code was linked into, symlinks resolved; empty when unknown.
 std::string OwnFolder() {
   Dl_info info = {};
-  if (::dladdr(reinterpret_cast<const void*>(&FolderOf), &info) == 0 || info.dli_fname == nullptr) {
+  if (::dladdr(reinterpret_cast<const void*>(&IsProgram), &info) == 0 ||
+      info.dli_fname == nullptr) {
     return {};
   }
   std::array<char, PATH_MAX> resolved{};
@@ -216,29 +210,6 @@ UniqueFd OpenPidfd([[maybe_unused]] pid_t pid) {
 }
 
 }  // namespace
-
-Result<void> PrepareSocketFolder(const std::string& socket_path) {
-  const std::string folder = FolderOf(socket_path);
-  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    const int saved = errno;
-    return SystemError("mkdir " + folder, saved);
-  }
-  struct stat status = {};
-  if (::lstat(folder.c_str(), &status) != 0) {
-    const int saved = errno;
-    return SystemError("lstat " + folder, saved);
-  }
-  const bool foreign = status.st_uid != ::geteuid() && status.st_uid != 0;
-  const bool shared =
-      (status.st_mode & (S_IWGRP | S_IWOTH)) != 0 && (status.st_mode & S_ISVTX) == 0;
-  if (!S_ISDIR(status.st_mode) || foreign || shared) {
-    return Error{ErrorCode::kPermission,
-                 "the socket folder " + folder +
-                     " must be a real folder of this user that no other user may write to",
-                 0};
-  }
-  return {};
-}
 
 Result<std::string> FindDaemonProgram(const std::string& told) {
   if (!told.empty()) {

@@ -9,10 +9,6 @@
 
 namespace modelcache {
 
-// The folder a socket lies in: made with mode 0700 when it is missing.
-// Errors: kPermission when it is a symlink or another user's and others may write to it, kSystem.
-Result<void> PrepareSocketFolder(const std::string& socket_path);
-
 // The daemon program: `told` when not empty, else $MODELCACHE_DAEMON, else ../bin/modelcached seen
 // from this library, else the first one on $PATH. Errors: kNotFound with the places looked at.
 Result<std::string> FindDaemonProgram(const std::string& told);

@@ -487,7 +487,7 @@ mc_status mc_model_quantization(const mc_model* model, uint64_t index, mc_quanti
       return Fail(
           Error{ErrorCode::kNotFound, "tensor " + std::to_string(index) + " has no quantizer", 0});
     }
-    const Quantization& known = found->second;
+    const Quantizer& known = found->second;
     mc_quantization quantization = {};
     quantization.per_channel = known.per_channel ? 1 : 0;
     quantization.float_qparams = known.float_qparams ? 1 : 0;

@@ -16,6 +16,7 @@
 #include "client/autostart.h"
 #include "client/process_state.h"
 #include "common/socket.h"
+#include "common/socket_folder.h"
 
 namespace modelcache {
 namespace {

@@ -45,11 +45,11 @@ bool ReadNumbers(const Json& json, std::vector<double>& out) {
   return !out.empty();
 }
 
-std::optional<Quantization> ReadQuantizer(const Json& json) {
+std::optional<Quantizer> ReadQuantizer(const Json& json) {
   if (!json.is_object() || !json.contains("scale") || !json.contains("zero_point")) {
     return std::nullopt;
   }
-  Quantization quantization;
+  Quantizer quantization;
   const auto scheme = json.find("scheme");
   if (scheme != json.end() && scheme->is_string()) {
     const auto& name = scheme->get_ref<const std::string&>();

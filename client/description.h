@@ -13,7 +13,7 @@
 
 namespace modelcache {
 
-struct Quantization {
+struct Quantizer {
   bool per_channel = false;
   bool float_qparams = false;
   std::int64_t axis = 0;
@@ -28,7 +28,7 @@ struct Script {
 };
 
 struct ModelDescription {
-  std::map<std::uint32_t, Quantization> quantization;  // by tensor number
+  std::map<std::uint32_t, Quantizer> quantization;  // by tensor number
   std::optional<Script> script;
 };
 

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "client/process_state.h"
+#include "common/file_stat.h"
 #include "common/socket.h"
 
 namespace modelcache {
@@ -126,15 +127,9 @@ Result<Shards> ParseIndex(const std::string& text, const std::string& path) {
   return Shards(std::make_shared<const std::vector<std::string>>(names.begin(), names.end()));
 }
 
-std::int64_t Nanoseconds(const timespec& time) {
-  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
-}
-
 // The shards an index names: parsed once per version of the file. The loader checks them again.
 Result<Shards> ShardsOf(const OpenFile& index, const std::string& path) {
-  const struct stat& status = index.status;
-  const IndexKey key{status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size),
-                     Nanoseconds(status.st_mtim), Nanoseconds(status.st_ctim)};
+  const FileStat key = ToFileStat(index.status);
   if (Shards known = ProcessState::Get().FindIndex(key)) {
     return known;
   }

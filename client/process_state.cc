@@ -77,11 +77,11 @@ void ProcessState::RememberArena(const ArenaKey& key, std::shared_ptr<const Aren
   Remember(mutex_, arenas_, key, std::move(facts));
 }
 
-std::shared_ptr<const std::vector<std::string>> ProcessState::FindIndex(const IndexKey& key) {
+std::shared_ptr<const std::vector<std::string>> ProcessState::FindIndex(const FileStat& key) {
   return Find(mutex_, indexes_, key);
 }
 
-void ProcessState::RememberIndex(const IndexKey& key,
+void ProcessState::RememberIndex(const FileStat& key,
                                  std::shared_ptr<const std::vector<std::string>> shards) {
   Remember(mutex_, indexes_, key, std::move(shards));
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/file_stat.h"
 #include "common/ids.h"
 #include "proto/arena_header.h"
 
@@ -38,16 +39,6 @@ struct ArenaFacts {
   std::shared_ptr<const ManifestFacts> manifest;  // set once its manifest was validated
 };
 
-// Which version of an index file.
-struct IndexKey {
-  std::uint64_t device = 0;
-  std::uint64_t inode = 0;
-  std::uint64_t size_bytes = 0;
-  std::int64_t modified_ns = 0;
-  std::int64_t changed_ns = 0;
-  auto operator<=>(const IndexKey&) const = default;
-};
-
 // One object, never destroyed. Its mutex is held for short, non-blocking work only: fork takes it,
 // so that a child finds everything it guards whole.
 class ProcessState {
@@ -65,8 +56,8 @@ class ProcessState {
   void RememberArena(const ArenaKey& key, std::shared_ptr<const ArenaFacts> facts);
 
   // Shards an index file names; nullptr when unknown. Thread-safe.
-  std::shared_ptr<const std::vector<std::string>> FindIndex(const IndexKey& key);
-  void RememberIndex(const IndexKey& key, std::shared_ptr<const std::vector<std::string>> shards);
+  std::shared_ptr<const std::vector<std::string>> FindIndex(const FileStat& key);
+  void RememberIndex(const FileStat& key, std::shared_ptr<const std::vector<std::string>> shards);
 
  private:
   ProcessState();
@@ -78,7 +69,7 @@ class ProcessState {
   std::set<Connection*> connections_;
   std::set<Connection*> abandoned_;  // of our parent: kept, so that nothing ever destroys them
   std::map<ArenaKey, std::shared_ptr<const ArenaFacts>> arenas_;
-  std::map<IndexKey, std::shared_ptr<const std::vector<std::string>>> indexes_;
+  std::map<FileStat, std::shared_ptr<const std::vector<std::string>>> indexes_;
 };
 
 }  // namespace modelcache

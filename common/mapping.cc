@@ -10,8 +10,6 @@
 namespace modelcache {
 namespace {
 
-constexpr std::uint64_t kHugePageBytes = 2U << 20U;
-
 std::uint64_t PageBytes() {
   static const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   return page;

@@ -12,6 +12,8 @@
 
 namespace modelcache {
 
+inline constexpr std::uint64_t kHugePageBytes = 2U << 20U;
+
 enum class Access {
   kRead,         // MAP_SHARED, PROT_READ: files and arenas that are only looked at
   kCopyOnWrite,  // MAP_PRIVATE, PROT_READ|PROT_WRITE: writes stay in this process

@@ -7,6 +7,8 @@
 
 #include <cerrno>
 
+#include "common/clock.h"
+
 namespace modelcache {
 namespace {
 
@@ -73,7 +75,7 @@ Result<MemfdInfo> InspectMemfd(int fd, Sys& sys) {
   info.allocated_bytes = static_cast<std::uint64_t>(status.st_blocks) * 512U;
   info.seals = seals;
   info.device = status.st_dev;
-  info.changed_ns = status.st_ctim.tv_sec * 1'000'000'000 + status.st_ctim.tv_nsec;
+  info.changed_ns = ToNanoseconds(status.st_ctim);
   return info;
 }
 

@@ -292,7 +292,7 @@ ModelInfo Catalog::Describe(const Model& model, TimePoint now) const {
   info.pinned = model.pinned;
   info.hits = model.hits;
   info.load_seconds = model.load_seconds;
-  info.idle_seconds = std::chrono::duration<double>(now - model.last_used).count();
+  info.idle_seconds = Seconds(now - model.last_used);
   return info;
 }
 

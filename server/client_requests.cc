@@ -12,12 +12,6 @@
 namespace modelcache {
 namespace {
 
-constexpr std::int64_t kNsPerSecond = 1'000'000'000;
-
-std::int64_t Nanoseconds(const timespec& time) {
-  return static_cast<std::int64_t>(time.tv_sec) * kNsPerSecond + time.tv_nsec;
-}
-
 Result<FileStat> StatFile(int fd, const std::string& path) {
   const int flags = ::fcntl(fd, F_GETFL);
   // O_PATH and write-only descriptors do not prove that the client may read the file.
@@ -32,13 +26,7 @@ Result<FileStat> StatFile(int fd, const std::string& path) {
   if (!S_ISREG(status.st_mode)) {
     return Error{ErrorCode::kInvalidArgument, path + " is not a regular file", 0};
   }
-  FileStat stat;
-  stat.device = status.st_dev;
-  stat.inode = status.st_ino;
-  stat.size_bytes = static_cast<std::uint64_t>(status.st_size);
-  stat.mtime_ns = Nanoseconds(status.st_mtim);
-  stat.ctime_ns = Nanoseconds(status.st_ctim);
-  return stat;
+  return ToFileStat(status);
 }
 
 Actions RefuseFrame(SessionId session, const FrameHeader& header, const Error& error) {

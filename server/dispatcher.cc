@@ -244,7 +244,7 @@ StatusReply Dispatcher::Status(TimePoint now) const {
   status.evictions = catalog_.counters().evictions;
   status.leases = catalog_.lease_count();
   status.clients = clients_;
-  status.uptime_seconds = std::chrono::duration<double>(now - facts_.started).count();
+  status.uptime_seconds = Seconds(now - facts_.started);
   return status;
 }
 

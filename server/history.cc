@@ -9,8 +9,6 @@
 namespace modelcache {
 namespace {
 
-double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 std::string Ago(TimePoint then, TimePoint now) {
   std::array<char, 32> text{};
   (void)std::snprintf(text.data(), text.size(), "%.1f s ago", Seconds(now - then));

@@ -8,20 +8,11 @@
 #include <string_view>
 #include <vector>
 
+#include "common/file_stat.h"
 #include "common/ids.h"
 #include "proto/messages.h"
 
 namespace modelcache {
-
-// What fstat tells of an open file; times since the epoch.
-struct FileStat {
-  std::uint64_t device = 0;
-  std::uint64_t inode = 0;
-  std::uint64_t size_bytes = 0;
-  std::int64_t mtime_ns = 0;
-  std::int64_t ctime_ns = 0;
-  auto operator<=>(const FileStat&) const = default;
-};
 
 // A file as a client named it. Only `stat` (and `name`, when there are several files) decides
 // whether two loads are the same; `path` is for people.

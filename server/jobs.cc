@@ -11,8 +11,6 @@ namespace {
 
 constexpr Duration kExitTimeout = std::chrono::seconds(10);  // after the last word of a loader
 
-double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 }  // namespace
 
 SendToClient OpenedReply(Catalog& catalog, const ModelId& id, const Waiter& waiter, TimePoint now) {

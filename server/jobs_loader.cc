@@ -17,8 +17,6 @@ Error LoaderProtocol(const std::string& what) {
   return Error{ErrorCode::kLoaderFailed, "the loader broke the protocol: " + what, 0};
 }
 
-double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
-
 }  // namespace
 
 void Jobs::OnCandidates(JobId id, std::uint32_t request_id, const CandidatesRequest& request,

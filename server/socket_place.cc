@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "common/socket.h"
+#include "common/socket_folder.h"
 
 namespace modelcache {
 namespace {
@@ -49,42 +50,6 @@ Error AlreadyRunning(const std::string& path, std::int64_t pid) {
                "already running" + (pid > 0 ? ", pid " + std::to_string(pid) : std::string()) +
                    ": another daemon serves " + path,
                0};
-}
-
-std::string FolderOf(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) {
-    return ".";
-  }
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-// The folder decides who can put a socket in the daemon's place.
-Result<void> PrepareFolder(const std::string& folder) {
-  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    const int saved = errno;
-    return SystemError("creating the socket's folder " + folder, saved);
-  }
-  struct stat status = {};
-  if (::lstat(folder.c_str(), &status) != 0) {
-    const int saved = errno;
-    return SystemError("looking at the socket's folder " + folder, saved);
-  }
-  if (!S_ISDIR(status.st_mode)) {
-    return Invalid("the socket's folder " + folder + " is a symlink or no folder");
-  }
-  if (status.st_uid != ::geteuid() && status.st_uid != 0) {
-    return Error{ErrorCode::kPermission,
-                 "the socket's folder " + folder + " belongs to user " +
-                     std::to_string(status.st_uid) + ", not to " + std::to_string(::geteuid()),
-                 0};
-  }
-  const bool others_write = (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
-  if (others_write && (status.st_mode & S_ISVTX) == 0) {
-    return Error{ErrorCode::kPermission,
-                 "the socket's folder " + folder + " may be written by others", 0};
-  }
-  return {};
 }
 
 std::int64_t PidInLock(int lock) {
@@ -211,7 +176,7 @@ Result<SocketPlace> SocketPlace::Bind(const std::string& path) {
   if (auto checked = CheckSocketPath(path); !checked.ok()) {
     return std::move(checked).error();
   }
-  if (auto prepared = PrepareFolder(FolderOf(path)); !prepared.ok()) {
+  if (auto prepared = PrepareSocketFolder(path); !prepared.ok()) {
     return std::move(prepared).error();
   }
   Result<UniqueFd> lock = TakeLock(path);

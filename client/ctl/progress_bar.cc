@@ -66,7 +66,7 @@ void ProgressBar::Show(const ProgressEvent& event) {
   if (!enabled_ || passed < kFirstShown) {
     return;
   }
-  const double seconds = std::chrono::duration<double>(passed).count();
+  const double seconds = Seconds(passed);
   const std::string line = ProgressLine(event, seconds, TerminalWidth() - 1);
   (void)std::fprintf(stderr, "\r%s\033[K", line.c_str());
   (void)std::fflush(stderr);

@@ -19,7 +19,6 @@ namespace {
 
 constexpr int kMadvCollapse = 25;  // MADV_COLLAPSE, Linux 6.1; the C library's headers may be older
 
-constexpr std::uint64_t kHugePageBytes = 2U << 20U;
 constexpr std::uint64_t kStepBytes = 16U << 20U;
 
 struct OpenArena {

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -11,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "common/file_stat.h"
+
 namespace modelcache {
 namespace {
 
@@ -18,19 +21,6 @@ using Nanoseconds = std::chrono::nanoseconds;
 
 // Time stamps of files move in steps of a scheduler tick, 10 ms at most.
 constexpr Nanoseconds kTimestampGranularity = std::chrono::milliseconds(20);
-
-Nanoseconds SinceEpoch(const timespec& time) {
-  return std::chrono::seconds(time.tv_sec) + Nanoseconds(time.tv_nsec);
-}
-
-bool SameTime(const timespec& a, const timespec& b) {
-  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
-}
-
-bool SameIdentity(const struct stat& a, const struct stat& b) {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size &&
-         SameTime(a.st_mtim, b.st_mtim) && SameTime(a.st_ctim, b.st_ctim);
-}
 
 }  // namespace
 
@@ -99,15 +89,16 @@ void SourceFile::AdviseSequential() const {
 }
 
 void SourceFile::WaitUntilSettled() const {
-  const Nanoseconds youngest = std::max(SinceEpoch(status_.st_mtim), SinceEpoch(status_.st_ctim));
-  timespec now = {};
-  if (::clock_gettime(CLOCK_REALTIME, &now) != 0) {
+  const FileStat stat = ToFileStat(status_);
+  const std::int64_t youngest = std::max(stat.mtime_ns, stat.ctime_ns);
+  timespec time = {};
+  if (::clock_gettime(CLOCK_REALTIME, &time) != 0) {
     return;
   }
-  const Nanoseconds age = SinceEpoch(now) - youngest;
+  const std::int64_t now = ToNanoseconds(time);
   // A time in the future (a skewed clock) would wait without end and proves nothing.
-  if (age >= Nanoseconds(0) && age < kTimestampGranularity) {
-    std::this_thread::sleep_for(kTimestampGranularity - age);
+  if (youngest <= now && youngest > now - kTimestampGranularity.count()) {
+    std::this_thread::sleep_for(kTimestampGranularity - Nanoseconds(now - youngest));
   }
 }
 
@@ -116,7 +107,7 @@ Result<void> SourceFile::CheckUnchanged() const {
   if (::fstat(fd_.get(), &now) != 0) {
     return SystemError("fstat of " + path(), errno);
   }
-  if (!SameIdentity(now, status_)) {
+  if (ToFileStat(now) != ToFileStat(status_)) {
     return Fault(ErrorCode::kFileChanged, "changed while it was read (size then " +
                                               std::to_string(status_.st_size) + ", now " +
                                               std::to_string(now.st_size) + " bytes)");

@@ -89,20 +89,6 @@ TEST_CASE("Autostart: a daemon that exits at once is reported with its last word
   CHECK_THAT(error.message, Contains("exited at once") && Contains("out of luck"));
 }
 
-TEST_CASE("Autostart: the socket folder is private", "[unit]") {
-  const TempDir dir;
-  REQUIRE(PrepareSocketFolder(dir / "run/socket").ok());
-  struct stat status = {};
-  REQUIRE(::stat((dir / "run").c_str(), &status) == 0);
-  CHECK((status.st_mode & 0777U) == 0700U);
-  std::filesystem::create_symlink(dir / "run", dir / "link");
-  CHECK(PrepareSocketFolder(dir / "link/socket").error().code == ErrorCode::kPermission);
-  REQUIRE(::chmod((dir / "run").c_str(), 0777) == 0);
-  CHECK(PrepareSocketFolder(dir / "run/socket").error().code == ErrorCode::kPermission);
-  CHECK(PrepareSocketFolder(dir / "no/such/socket").error().code == ErrorCode::kNotFound);
-  CHECK(PrepareSocketFolder("/tmp/socket").ok());  // sticky
-}
-
 TEST_CASE("Autostart: one of two holds the start lock, until it is gone", "[unit]") {
   const TempDir dir;
   StartLock second(dir / "socket");

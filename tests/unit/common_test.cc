@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/checked_math.h"
+#include "common/clock.h"
 #include "common/digest.h"
 #include "common/error.h"
 #include "common/ids.h"
@@ -43,6 +44,14 @@ TEST_CASE("Error: errno values with a code of their own are mapped", "[unit]") {
   CHECK(other.code == ErrorCode::kSystem);
   CHECK(other.errno_value == EIO);
   CHECK_THAT(other.message, Contains("mmap: "));
+}
+
+TEST_CASE("Clock: file times of any year are plain, different numbers", "[unit]") {
+  CHECK(ToNanoseconds({1, 5}) == 1'000'000'005);
+  CHECK(ToNanoseconds({-1, 5}) == -999'999'995);
+  CHECK(ToNanoseconds({INT64_MAX, 5}) != ToNanoseconds({INT64_MAX - 1, 5}));
+  CHECK(ToNanoseconds({INT64_MIN, 0}) != ToNanoseconds({INT64_MIN, 1}));
+  CHECK(Seconds(std::chrono::milliseconds(1500)) == 1.5);
 }
 
 TEST_CASE("Ids: hexadecimal text and back, anything else refused", "[unit]") {

@@ -1,0 +1,52 @@
+// mkdir, then lstat: the rule holds for what is there, whoever made it.
+#include "common/socket_folder.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace modelcache {
+namespace {
+
+Error Refused(const std::string& folder, const std::string& why) {
+  return Error{ErrorCode::kPermission, "the socket's folder " + folder + " " + why, 0};
+}
+
+}  // namespace
+
+std::string FolderOf(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) {
+    return ".";
+  }
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+Result<void> PrepareSocketFolder(const std::string& socket_path) {
+  const std::string folder = FolderOf(socket_path);
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    const int saved = errno;
+    return SystemError("creating the socket's folder " + folder, saved);
+  }
+  struct stat status = {};
+  if (::lstat(folder.c_str(), &status) != 0) {
+    const int saved = errno;
+    return SystemError("looking at the socket's folder " + folder, saved);
+  }
+  if (!S_ISDIR(status.st_mode)) {
+    return Error{ErrorCode::kInvalidArgument,
+                 "the socket's folder " + folder + " is a symlink or no folder", 0};
+  }
+  if (status.st_uid != ::geteuid() && status.st_uid != 0) {
+    return Refused(folder, "belongs to user " + std::to_string(status.st_uid) + ", not to " +
+                               std::to_string(::geteuid()));
+  }
+  const bool others_write = (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+  if (others_write && (status.st_mode & S_ISVTX) == 0) {
+    return Refused(folder, "may be written by others");
+  }
+  return {};
+}
+
+}  // namespace modelcache

@@ -1,0 +1,57 @@
+// Which folders a socket may lie in.
+#include "common/socket_folder.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+
+using namespace modelcache;
+
+TEST_CASE("SocketFolder: a missing one is made, for this user alone", "[unit]") {
+  const TempDir dir;
+  REQUIRE(PrepareSocketFolder(dir / "run/socket").ok());
+  struct stat status = {};
+  REQUIRE(::stat((dir / "run").c_str(), &status) == 0);
+  CHECK((status.st_mode & 0777U) == 0700U);
+  CHECK(PrepareSocketFolder(dir / "run/socket").ok());
+  CHECK(PrepareSocketFolder(dir / "no/such/socket").error().code == ErrorCode::kNotFound);
+}
+
+TEST_CASE("SocketFolder: daemon and client refuse the same folders", "[unit]") {
+  const TempDir dir;
+  const std::string inner = dir / "run";
+  std::filesystem::create_directory(inner);
+  const auto code = [](const std::string& path) { return PrepareSocketFolder(path).error().code; };
+  SECTION("a symlink, a file") {
+    std::filesystem::create_symlink(inner, dir / "link");
+    (void)dir.Write("file", "x");
+    CHECK(code(dir / "link/socket") == ErrorCode::kInvalidArgument);
+    CHECK(code(dir / "file/socket") == ErrorCode::kInvalidArgument);
+  }
+  SECTION("writable by others, unless sticky") {
+    for (const mode_t mode : {0777U, 0770U}) {
+      REQUIRE(::chmod(inner.c_str(), mode) == 0);
+      CHECK(code(inner + "/socket") == ErrorCode::kPermission);
+    }
+    REQUIRE(::chmod(inner.c_str(), 01777) == 0);
+    CHECK(PrepareSocketFolder(inner + "/socket").ok());
+  }
+  SECTION("of another user") {
+    if (::geteuid() != 0) {
+      WARN("skipped: only root can give a folder away");
+      return;
+    }
+    REQUIRE(::chown(inner.c_str(), 12345, 12345) == 0);
+    CHECK(code(inner + "/socket") == ErrorCode::kPermission);
+  }
+}
+
+TEST_CASE("SocketFolder: the folder of a path", "[unit]") {
+  CHECK(FolderOf("socket") == ".");
+  CHECK(FolderOf("/socket") == "/");
+  CHECK(FolderOf("/run/x/socket") == "/run/x");
+}
