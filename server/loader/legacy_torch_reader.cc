@@ -204,7 +204,7 @@ Result<ModelPlan> ReadLegacyTorch(std::span<const SourceFile> files, std::size_t
   plan.format = "torch";
   LegacyStorages storages(file, *ranges, plan);
   auto planned = PlanCheckpoint(
-      pickles->object, [&](const StorageId& id) { return storages.Resolve(id); }, plan);
+      pickles->object, files, [&](const StorageId& id) { return storages.Resolve(id); }, plan);
   if (!planned.ok()) {
     return source.Fault(planned.error().code, planned.error().message);
   }

@@ -51,7 +51,7 @@ struct PickleDocument {
 };
 
 // Reads one pickle of protocol 2 to 5 from the start of `bytes`. Memory is bounded by the length of
-// the stream; depth costs nothing.
+// the stream, copies of values included (ByteBudget); depth costs nothing.
 // Errors: kBadFile with the byte position: damaged stream, a limit met, or a callable that runs
 // code (named, e.g. posix.system), whether or not the stream would call it; kUnsupported (opcodes
 // of other protocols, extension codes, out-of-band buffers).

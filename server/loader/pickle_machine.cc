@@ -136,9 +136,19 @@ bool PickleMachine::Push(PickleRef ref) {
   return true;
 }
 
+// Counts the text and items of a new node. What is appended later needs no count: each value was
+// pushed by bytes of its own.
+bool PickleMachine::Charge(const PickleNode& made) {
+  return budget_.Charge(made.text.size() + made.items.size() * sizeof(PickleRef), at_) ||
+         Fail(budget_.Complaint(at_));
+}
+
 bool PickleMachine::PushNew(PickleNode node) {
   if (document_.nodes.size() >= kMaxNodes) {
     return Fail("more than " + std::to_string(kMaxNodes) + " values");
+  }
+  if (!Charge(node)) {
+    return false;
   }
   document_.nodes.push_back(std::move(node));
   return Push(static_cast<PickleRef>(document_.nodes.size() - 1));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "server/loader/byte_budget.h"
 #include "server/loader/pickle.h"
 
 namespace modelcache {
@@ -42,6 +43,7 @@ class PickleMachine {
   // Nodes and the stack.
   PickleNode& Node(PickleRef ref) { return document_.nodes[ref]; }
   bool Push(PickleRef ref);
+  bool Charge(const PickleNode& made);
   bool PushNew(PickleNode node);
   bool PushText(PickleKind kind, std::string_view text);
   bool PushInt(std::int64_t value);
@@ -100,6 +102,7 @@ class PickleMachine {
   std::vector<PickleRef> stack_;
   std::vector<std::size_t> marks_;
   std::unordered_map<std::uint64_t, PickleRef> memo_;
+  ByteBudget budget_;
   Error error_;
 };
 

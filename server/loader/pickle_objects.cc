@@ -189,9 +189,13 @@ bool PickleMachine::Construct(PickleRef callable, PickleRef arguments) {
     return Fail("a call whose arguments are no tuple");
   }
   PickleNode made;
-  if (Node(callable).kind == PickleKind::kGlobal &&
-      BuiltinCall(Node(callable).text, Node(arguments).items, made)) {
-    return PushNew(std::move(made));
+  if (Node(callable).kind == PickleKind::kGlobal) {
+    if (BuiltinCall(Node(callable).text, Node(arguments).items, made)) {
+      return PushNew(std::move(made));
+    }
+    if (!Charge(made)) {  // a call that copies before it finds a fault costs the same
+      return false;
+    }
   }
   PickleNode call;
   call.kind = PickleKind::kCall;

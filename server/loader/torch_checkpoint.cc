@@ -1,13 +1,19 @@
-// Depth-first, with the path kept for names and for finding cycles.
+// Depth-first, with the path kept for names and for finding cycles. Every byte that is copied on
+// the way is counted.
 #include "server/loader/torch_checkpoint.h"
 
 #include <cmath>
+#include <span>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "server/loader/base64.h"
+#include "server/loader/byte_budget.h"
 #include "server/loader/json_guard.h"
+#include "server/loader/tensor_numbers.h"
 
 namespace modelcache {
 namespace {
@@ -30,19 +36,76 @@ Json FloatNode(double value) {
   return value;
 }
 
+// How long `text` gets in JSON, at most: six characters for a control character, three for a byte
+// that is not UTF-8.
+std::uint64_t JsonBytes(std::string_view text) {
+  std::uint64_t bytes = 2;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    bytes += code < 0x20 ? 6 : code < 0x80 ? 1 : 3;
+  }
+  return bytes;
+}
+
+// What the node of a value takes in memory and in the metadata, without the values inside of it.
+std::uint64_t NodeBytes(const PickleNode& node) {
+  constexpr std::uint64_t kScalarBytes = 8;
+  constexpr std::uint64_t kObjectBytes = 64;
+  switch (node.kind) {
+    case PickleKind::kNone:
+    case PickleKind::kBool:
+    case PickleKind::kInt:
+    case PickleKind::kFloat:
+      return kScalarBytes;
+    case PickleKind::kText:
+      return kScalarBytes + JsonBytes(node.text);
+    case PickleKind::kBytes:
+    case PickleKind::kBigInt:
+      return kObjectBytes + 2 * node.text.size();
+    default:
+      return kObjectBytes;
+  }
+}
+
+// Storages that only a quantizer used are in the metadata already.
+void DropUnusedStorages(ModelPlan& plan) {
+  std::vector<std::uint32_t> numbers(plan.storages.size(), kNoStorage);
+  for (const TensorSpec& tensor : plan.tensors) {
+    if (tensor.storage != kNoStorage) {
+      numbers[tensor.storage] = 0;
+    }
+  }
+  std::vector<PlannedStorage> kept;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i] != kNoStorage) {
+      numbers[i] = static_cast<std::uint32_t>(kept.size());
+      kept.push_back(std::move(plan.storages[i]));
+    }
+  }
+  plan.storages = std::move(kept);
+  for (TensorSpec& tensor : plan.tensors) {
+    tensor.storage = tensor.storage == kNoStorage ? kNoStorage : numbers[tensor.storage];
+  }
+}
+
 class Walker {
  public:
-  Walker(const PickleDocument& document, const ResolveStorage& resolve, ModelPlan& plan)
+  Walker(const PickleDocument& document, std::span<const SourceFile> files,
+         const ResolveStorage& resolve, ModelPlan& plan)
       : document_(document),
+        files_(files),
         rebuilder_(document, resolve,
                    [&plan](std::uint32_t storage) { return plan.storages[storage].size_bytes; }),
         max_visits_(kFreeVisits + kMaxVisitsPerNode * document.nodes.size()),
         plan_(plan) {}
 
   Result<void> Run() {
-    auto structure = Walk(document_.root, "");
+    auto structure = Walk(document_.root);
     if (!structure.ok()) {
       return std::move(structure).error();
+    }
+    if (over_budget_) {
+      return OverBudget();
     }
     if (structure->is_object() && structure->contains("opaque")) {
       return Error{ErrorCode::kUnsupported,
@@ -61,29 +124,64 @@ class Walker {
       metadata["quantization"] = std::move(quantization_);
     }
     plan_.metadata_json = DumpJson(metadata);
+    DropUnusedStorages(plan_);
     return {};
   }
 
  private:
+  // Extends the path while it lives.
+  class Step {
+   public:
+    Step(Walker& walker, std::string_view part)
+        : path_(walker.path_), length_(walker.path_.size()) {
+      walker.Spend(part.size());
+      path_ += path_.empty() ? "" : ".";
+      path_ += part;
+    }
+    ~Step() { path_.resize(length_); }
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+   private:
+    std::string& path_;
+    std::size_t length_;
+  };
+
+  // Walk() refuses to go on once it was too much.
+  void Spend(std::uint64_t bytes) {
+    over_budget_ = !budget_.Charge(bytes, document_.consumed_bytes) || over_budget_;
+  }
+
+  [[nodiscard]] Error OverBudget() const {
+    return Error{
+        ErrorCode::kBadFile,
+        "the checkpoint " + budget_.Complaint(document_.consumed_bytes) + ", at " + Quoted(path_),
+        0};
+  }
+
   // Recursion is bounded by kMaxDepth.
-  Result<Json> Walk(PickleRef ref, const std::string& path) {
+  Result<Json> Walk(PickleRef ref) {
     if (on_path_.count(ref) != 0) {
-      return Error{ErrorCode::kBadFile, "the checkpoint contains itself at " + Quoted(path), 0};
+      return Error{ErrorCode::kBadFile, "the checkpoint contains itself at " + Quoted(path_), 0};
     }
     if (on_path_.size() >= static_cast<std::size_t>(kMaxDepth) || ++visits_ > max_visits_) {
       return Error{ErrorCode::kBadFile,
                    "the checkpoint is nested deeper than " + std::to_string(kMaxDepth) +
                        " levels or has more than " + std::to_string(max_visits_) + " values, at " +
-                       Quoted(path),
+                       Quoted(path_),
                    0};
     }
+    Spend(NodeBytes(document_.At(ref)));
+    if (over_budget_) {
+      return OverBudget();
+    }
     on_path_.insert(ref);
-    auto node = WalkNode(ref, document_.At(ref), path);
+    auto node = WalkNode(ref, document_.At(ref));
     on_path_.erase(ref);
     return node;
   }
 
-  Result<Json> WalkNode(PickleRef ref, const PickleNode& node, const std::string& path) {
+  Result<Json> WalkNode(PickleRef ref, const PickleNode& node) {
     switch (node.kind) {
       case PickleKind::kNone:
         return Json(nullptr);
@@ -100,19 +198,19 @@ class Walker {
       case PickleKind::kText:
         return Json(node.text);
       case PickleKind::kList:
-        return WalkItems("l", node, path);
+        return WalkItems("l", node);
       case PickleKind::kTuple:
-        return WalkItems("u", node, path);
+        return WalkItems("u", node);
       case PickleKind::kSet:
-        return WalkItems("set", node, path);
+        return WalkItems("set", node);
       case PickleKind::kDict:
-        return WalkDict(node, path);
+        return WalkDict(node);
       case PickleKind::kGlobal:
-        return WalkGlobal(node, path);
+        return WalkGlobal(node);
       case PickleKind::kCall:
-        return WalkCall(ref, node, path);
+        return WalkCall(ref, node);
       case PickleKind::kPersistent:
-        return Opaque(path, "torch.UntypedStorage");
+        return Opaque("torch.UntypedStorage");
     }
     return Error{ErrorCode::kInternal, "unknown kind of pickle node", 0};
   }
@@ -124,15 +222,22 @@ class Walker {
     return value;
   }
 
-  Json Opaque(const std::string& path, const std::string& what) {
-    opaque_.push_back(path + ": " + what);
+  Json Opaque(const std::string& what) {
+    NoteOpaque(what);
+    Spend(JsonBytes(what));
     return {{"opaque", what}};
   }
 
-  Result<Json> WalkItems(const char* kind, const PickleNode& node, const std::string& path) {
+  void NoteOpaque(const std::string& what) {
+    opaque_.push_back(path_ + ": " + what);
+    Spend(JsonBytes(path_) + JsonBytes(what));
+  }
+
+  Result<Json> WalkItems(const char* kind, const PickleNode& node) {
     Json items = Json::array();
     for (std::size_t i = 0; i < node.items.size(); ++i) {
-      auto item = Walk(node.items[i], Join(path, std::to_string(i)));
+      const Step step(*this, std::to_string(i));
+      auto item = Walk(node.items[i]);
       if (!item.ok()) {
         return item;
       }
@@ -141,21 +246,26 @@ class Walker {
     return Json{{kind, std::move(items)}};
   }
 
-  Result<Json> WalkDict(const PickleNode& node, const std::string& path) {
+  Result<Json> WalkStep(PickleRef ref, std::string_view part) {
+    const Step step(*this, part);
+    return Walk(ref);
+  }
+
+  Result<Json> WalkDict(const PickleNode& node) {
     Json pairs = Json::array();
     for (std::size_t i = 0; i + 1 < node.items.size(); i += 2) {
-      auto key = Walk(node.items[i], Join(path, "key"));
+      auto key = WalkStep(node.items[i], "key");
       if (!key.ok()) {
         return key;
       }
-      auto value = Walk(node.items[i + 1], Join(path, KeyText(node.items[i], i / 2)));
+      auto value = WalkStep(node.items[i + 1], KeyText(node.items[i], i / 2));
       if (!value.ok()) {
         return value;
       }
       pairs.push_back(Json::array({std::move(*key), std::move(*value)}));
     }
     Json dict{{"d", std::move(pairs)}, {"type", node.text}};
-    if (auto attributes = WalkAttributes(node, path); !attributes.ok()) {
+    if (auto attributes = WalkAttributes(node); !attributes.ok()) {
       return attributes;
     } else if (!attributes->empty()) {
       dict["attrs"] = std::move(*attributes);
@@ -164,7 +274,7 @@ class Walker {
   }
 
   // Attributes of a dict (the _metadata of a state dict), from BUILD's state.
-  Result<Json> WalkAttributes(const PickleNode& node, const std::string& path) {
+  Result<Json> WalkAttributes(const PickleNode& node) {
     Json attributes = Json::object();
     if (node.state == kNoRef || document_.At(node.state).kind != PickleKind::kDict) {
       return attributes;
@@ -172,10 +282,14 @@ class Walker {
     const PickleNode& state = document_.At(node.state);
     for (std::size_t i = 0; i + 1 < state.items.size(); i += 2) {
       const PickleNode& key = document_.At(state.items[i]);
+      Spend(JsonBytes(key.text));
+      if (over_budget_) {
+        return OverBudget();
+      }
       if (key.kind != PickleKind::kText) {
         continue;
       }
-      auto value = Walk(state.items[i + 1], Join(path, key.text));
+      auto value = WalkStep(state.items[i + 1], key.text);
       if (!value.ok()) {
         return value;
       }
@@ -184,39 +298,40 @@ class Walker {
     return attributes;
   }
 
-  Result<Json> WalkGlobal(const PickleNode& node, const std::string& path) {
+  Result<Json> WalkGlobal(const PickleNode& node) {
     if (const auto dtype = DtypeOfGlobal(node)) {
       return Json{{"dtype", DtypeName(*dtype)}};
     }
-    return Opaque(path, node.text);
+    return Opaque(node.text);
   }
 
-  Result<Json> WalkCall(PickleRef ref, const PickleNode& node, const std::string& path) {
+  Result<Json> WalkCall(PickleRef ref, const PickleNode& node) {
     if (RebuildsTensor(document_, node)) {
-      return WalkTensor(ref, node, path);
+      return WalkTensor(ref, node);
     }
     const PickleNode& callable = document_.At(node.items[0]);
     const PickleNode& arguments = document_.At(node.items[1]);
     const std::string& name = callable.text;
     if (callable.kind != PickleKind::kGlobal) {
-      return Opaque(path, "the result of a call");
+      return Opaque("the result of a call");
     }
     if (name == "torch._utils._rebuild_sparse_tensor") {
-      return WalkSparse(arguments, path);
+      return WalkSparse(arguments);
     }
     if (name == "torch.Size" && arguments.items.size() == 1) {
-      auto sizes = WalkItems("size", document_.At(arguments.items[0]), path);
-      return sizes;
+      return WalkItems("size", document_.At(arguments.items[0]));
     }
-    if (name == "torch.device") {
+    // With more arguments than these take, each use would copy them all.
+    if (name == "torch.device" && arguments.items.size() <= 2) {
       return DeviceNode(arguments);
     }
-    if (name == "builtins.complex" || name == "__builtin__.complex") {
+    if ((name == "builtins.complex" || name == "__builtin__.complex") &&
+        arguments.items.size() == 2) {
       return ComplexNode(arguments);
     }
-    return Opaque(path, name == "copyreg._reconstructor" || name == "copy_reg._reconstructor"
-                            ? ReconstructedClass(arguments)
-                            : name);
+    return Opaque(name == "copyreg._reconstructor" || name == "copy_reg._reconstructor"
+                      ? ReconstructedClass(arguments)
+                      : name);
   }
 
   [[nodiscard]] std::string ReconstructedClass(const PickleNode& arguments) const {
@@ -224,12 +339,13 @@ class Walker {
                                    : document_.At(arguments.items[0]).text;
   }
 
-  [[nodiscard]] Json DeviceNode(const PickleNode& arguments) const {
+  Json DeviceNode(const PickleNode& arguments) {
     std::string device;
     for (const PickleRef item : arguments.items) {
       const PickleNode& part = document_.At(item);
       device += part.kind == PickleKind::kInt ? ":" + std::to_string(part.integer) : part.text;
     }
+    Spend(JsonBytes(device));
     return {{"device", device}};
   }
 
@@ -243,10 +359,10 @@ class Walker {
   }
 
   // (layout, (indices, values, size, …)): the parts are dense tensors of their own.
-  Result<Json> WalkSparse(const PickleNode& arguments, const std::string& path) {
-    Json node = Opaque(path, "torch.sparse");
+  Result<Json> WalkSparse(const PickleNode& arguments) {
+    Json node = Opaque("torch.sparse");
     if (arguments.items.size() == 2) {
-      auto parts = WalkItems("u", document_.At(arguments.items[1]), path);
+      auto parts = WalkItems("u", document_.At(arguments.items[1]));
       if (!parts.ok()) {
         return parts;
       }
@@ -255,14 +371,26 @@ class Walker {
     return node;
   }
 
-  Result<Json> WalkTensor(PickleRef ref, const PickleNode& node, const std::string& path) {
-    const auto number = static_cast<std::uint32_t>(plan_.tensors.size());
+  // Its parts stay out of the table: they are numbers about a tensor, no tensors of the checkpoint.
+  Result<RebuiltTensor> Rebuild(const PickleNode& node, std::string_view what) {
     auto rebuilt = rebuilder_.Rebuild(node);
     if (!rebuilt.ok()) {
-      return Error{rebuilt.error().code, "tensor " + Quoted(path) + ": " + rebuilt.error().message,
-                   0};
+      return Error{rebuilt.error().code,
+                   std::string(what) + " " + Quoted(path_) + ": " + rebuilt.error().message, 0};
     }
-    rebuilt->spec.name = UniqueName(path.empty() ? "tensor" : path);
+    return rebuilt;
+  }
+
+  Result<Json> WalkTensor(PickleRef ref, const PickleNode& node) {
+    const auto number = static_cast<std::uint32_t>(plan_.tensors.size());
+    auto rebuilt = Rebuild(node, "tensor");
+    if (!rebuilt.ok()) {
+      return std::move(rebuilt).error();
+    }
+    rebuilt->spec.name = UniqueName(path_.empty() ? "tensor" : path_);
+    Spend(sizeof(TensorSpec) + 2 * rebuilt->spec.name.size() +
+          2 * rebuilt->spec.shape.size() * sizeof(std::int64_t));
+    const std::int64_t channels = ChannelsOf(*rebuilt);
     plan_.tensors.push_back(std::move(rebuilt->spec));
     Json leaf{{"t", number}};
     const auto [first, added] = first_seen_.emplace(ref, number);
@@ -270,42 +398,75 @@ class Walker {
       leaf["is"] = first->second;
     }
     if (!rebuilt->subclass.empty()) {
-      opaque_.push_back(path + ": " + rebuilt->subclass + " (kept as a plain tensor)");
+      NoteOpaque(rebuilt->subclass + " (kept as a plain tensor)");
     }
     if (rebuilt->quantization) {
-      auto kept = KeepQuantization(*rebuilt->quantization, number, path);
-      if (!kept.ok()) {
-        return std::move(kept).error();
+      auto entry = QuantizerEntry(*rebuilt->quantization, channels);
+      if (!entry.ok()) {
+        return entry;
       }
+      quantization_[std::to_string(number)] = std::move(*entry);
     }
     return leaf;
   }
 
-  Result<void> KeepQuantization(const Quantization& quantization, std::uint32_t number,
-                                const std::string& path) {
-    Json entry{{"scheme", quantization.scheme}};
-    if (quantization.scales == kNoRef) {
-      entry["scale"] = FloatNode(quantization.scale);
-      entry["zero_point"] = quantization.zero_point;
-    } else {
-      auto scales = Walk(quantization.scales, Join(path, "scales"));
-      if (!scales.ok()) {
-        return std::move(scales).error();
-      }
-      auto zero_points = Walk(quantization.zero_points, Join(path, "zero_points"));
-      if (!zero_points.ok()) {
-        return std::move(zero_points).error();
-      }
-      entry["scales"] = std::move(*scales);
-      entry["zero_points"] = std::move(*zero_points);
-      entry["axis"] = quantization.axis;
-    }
-    quantization_[std::to_string(number)] = std::move(entry);
-    return {};
+  // -1 when the quantizer has no axis, or one that the tensor lacks.
+  static std::int64_t ChannelsOf(const RebuiltTensor& tensor) {
+    const std::int64_t axis = tensor.quantization ? tensor.quantization->axis : -1;
+    const auto& shape = tensor.spec.shape;
+    return axis >= 0 && static_cast<std::uint64_t>(axis) < shape.size()
+               ? shape[static_cast<std::size_t>(axis)]
+               : -1;
   }
 
-  static std::string Join(const std::string& path, const std::string& part) {
-    return path.empty() ? part : path + "." + part;
+  Result<Json> QuantizerEntry(const Quantization& quantizer, std::int64_t channels) {
+    Json entry{{"scheme", quantizer.scheme}};
+    if (quantizer.scales == kNoRef) {
+      entry["scale"] = FloatNode(quantizer.scale);
+      entry["zero_point"] = quantizer.zero_point;
+      return entry;
+    }
+    auto scales = ChannelNumbers(quantizer.scales, "scales of", channels);
+    if (!scales.ok()) {
+      return scales;
+    }
+    auto zero_points = ChannelNumbers(quantizer.zero_points, "zero points of", channels);
+    if (!zero_points.ok()) {
+      return zero_points;
+    }
+    // torch.save calls both schemes by one name; the type of the zero points tells.
+    if (!zero_points->empty() && zero_points->front().is_number_float()) {
+      entry["scheme"] = "per_channel_affine_float_qparams";
+    }
+    entry["scale"] = std::move(*scales);
+    entry["zero_point"] = std::move(*zero_points);
+    entry["axis"] = quantizer.axis;
+    return entry;
+  }
+
+  Result<Json> ChannelNumbers(PickleRef ref, const std::string& what, std::int64_t channels) {
+    const PickleNode& node = document_.At(ref);
+    if (!RebuildsTensor(document_, node)) {
+      return Error{ErrorCode::kBadFile, what + " " + Quoted(path_) + " are no tensor", 0};
+    }
+    auto rebuilt = Rebuild(node, what);
+    if (!rebuilt.ok()) {
+      return std::move(rebuilt).error();
+    }
+    auto numbers = ReadNumbers(files_, plan_.storages, rebuilt->spec);
+    if (!numbers.ok()) {
+      return Error{numbers.error().code,
+                   what + " " + Quoted(path_) + ": " + numbers.error().message, 0};
+    }
+    if (static_cast<std::int64_t>(numbers->size()) != channels) {
+      return Error{ErrorCode::kBadFile,
+                   what + " " + Quoted(path_) + ": " + std::to_string(numbers->size()) +
+                       " values for " + std::to_string(channels) + " channels",
+                   0};
+    }
+    constexpr std::uint64_t kNumberBytes = 24;
+    Spend(kNumberBytes * numbers->size());
+    return numbers;
   }
 
   // How a key appears in names.
@@ -321,33 +482,42 @@ class Walker {
     }
   }
 
+  // "a#2" may itself be the name of another tensor. The last number is kept per name: starting at 2
+  // each time would make many tensors of one name cost the square of their count.
   std::string UniqueName(const std::string& wanted) {
-    const std::size_t count = ++name_uses_[wanted];
-    if (count == 1) {
+    if (names_.insert(wanted).second) {
       return wanted;
     }
-    // "a#2" may itself be the name of another tensor.
-    const std::string numbered = wanted + "#" + std::to_string(count);
-    return name_uses_.count(numbered) == 0 ? UniqueName(numbered) : UniqueName(wanted);
+    std::size_t& last = last_numbers_.try_emplace(wanted, 1).first->second;
+    std::string numbered;
+    do {
+      numbered = wanted + "#" + std::to_string(++last);
+    } while (!names_.insert(numbered).second);
+    return numbered;
   }
 
   const PickleDocument& document_;
+  std::span<const SourceFile> files_;
   TensorRebuilder rebuilder_;
   std::size_t max_visits_;
   ModelPlan& plan_;
+  ByteBudget budget_;
+  bool over_budget_ = false;
+  std::string path_;
   std::unordered_set<PickleRef> on_path_;
   std::size_t visits_ = 0;
   std::unordered_map<PickleRef, std::uint32_t> first_seen_;
-  std::unordered_map<std::string, std::size_t> name_uses_;
+  std::unordered_set<std::string> names_;
+  std::unordered_map<std::string, std::size_t> last_numbers_;
   Json opaque_ = Json::array();
   Json quantization_ = Json::object();
 };
 
 }  // namespace
 
-Result<void> PlanCheckpoint(const PickleDocument& document, const ResolveStorage& resolve,
-                            ModelPlan& plan) {
-  return Walker(document, resolve, plan).Run();
+Result<void> PlanCheckpoint(const PickleDocument& document, std::span<const SourceFile> files,
+                            const ResolveStorage& resolve, ModelPlan& plan) {
+  return Walker(document, files, resolve, plan).Run();
 }
 
 }  // namespace modelcache

@@ -120,7 +120,7 @@ Result<ModelPlan> ReadTorch(std::span<const SourceFile> files, std::size_t file)
   plan.format = "torch";
   RecordStorages storages(file, *directory, plan);
   auto planned = PlanCheckpoint(
-      *document, [&](const StorageId& id) { return storages.Resolve(id); }, plan);
+      *document, files, [&](const StorageId& id) { return storages.Resolve(id); }, plan);
   if (!planned.ok()) {
     return source.Fault(planned.error().code, planned.error().message);
   }

@@ -15,6 +15,8 @@ namespace {
 
 // Parameters of parameters of subclasses …: deeper than any real checkpoint.
 constexpr int kMaxWrapping = 16;
+// Keys are numbers. They are copied at each use.
+constexpr std::size_t kMaxKeyBytes = 1024;
 
 struct StorageTypeRow {
   std::string_view name;
@@ -135,6 +137,10 @@ Result<StorageId> ReadStorageId(const PickleDocument& document, const PickleNode
                           item(2).kind == PickleKind::kText && item(4).kind == PickleKind::kInt;
   if (!right_form) {
     return Malformed("a persistent id is not ('storage', type, key, location, count)");
+  }
+  if (item(2).text.size() > kMaxKeyBytes) {
+    return Malformed("a storage key of " + std::to_string(item(2).text.size()) + " bytes, limit " +
+                     std::to_string(kMaxKeyBytes));
   }
   StorageId id;
   id.key = item(2).text;
@@ -410,17 +416,17 @@ Result<Quantization> TensorRebuilder::ReadQuantizer(PickleRef ref) const {
   if (tuple.items.size() < 3 || document_.At(tuple.items[0]).kind != PickleKind::kGlobal) {
     return Malformed("a quantized tensor without scale and zero point");
   }
-  Quantization quantization;
-  quantization.scheme = LastPart(document_.At(tuple.items[0]).text);
+  Quantization quantizer;
+  quantizer.scheme = LastPart(document_.At(tuple.items[0]).text);
   if (tuple.items.size() > 3) {
-    quantization.scales = tuple.items[1];
-    quantization.zero_points = tuple.items[2];
-    quantization.axis = document_.At(tuple.items[3]).integer;
+    quantizer.scales = tuple.items[1];
+    quantizer.zero_points = tuple.items[2];
+    quantizer.axis = document_.At(tuple.items[3]).integer;
   } else {
-    quantization.scale = document_.At(tuple.items[1]).number;
-    quantization.zero_point = document_.At(tuple.items[2]).integer;
+    quantizer.scale = document_.At(tuple.items[1]).number;
+    quantizer.zero_point = document_.At(tuple.items[2]).integer;
   }
-  return quantization;
+  return quantizer;
 }
 
 }  // namespace modelcache

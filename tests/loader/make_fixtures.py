@@ -133,9 +133,22 @@ def make_values(folder):
     }
     for protocol in (2, 4, 5):
         save(folder, f"nested{protocol}.pt", nested, pickle_protocol=protocol)
+    make_channels(folder)
     save(folder, "module.pt", torch.nn.Linear(2, 2))
     save(folder, "legacy_dtypes.pt", values, _use_new_zipfile_serialization=False)
     save(folder, "empty.pt", {"e": torch.empty(0, 3), "n": {}})
+
+
+def make_channels(folder):
+    values = torch.tensor([[-1.0, 0.0, 1.0], [1.0, 2.0, 3.0]])
+    scales = torch.tensor([0.5, 9.0, 0.25])[::2]
+    channels = torch.quantize_per_channel(values, scales, torch.tensor([1, -2]), 0, torch.qint8)
+    floats = torch.quantize_per_channel(
+        values, torch.tensor([0.5, 0.25]), torch.tensor([0.5, 1.5]), 0, torch.quint8
+    )
+    path = save(folder, "channels.pt", {"c": channels, "f": floats, "after": torch.arange(3.0)})
+    rewrite(path, folder / "channels_deflated.pt", lambda records: records, zipfile.ZIP_DEFLATED)
+    patch_pickle(path, folder / "channels_wrong.pt", b"K\x02\x85", b"K\x01\x85")
 
 
 class Shared(torch.nn.Module):

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "client/description.h"
 #include "tests/loader/loader_harness.h"
 #include "tests/support/catch.h"
 
@@ -195,6 +196,32 @@ TEST_CASE("Torch: nested structures keep names, aliases, views and leaves", "[to
     CHECK_THAT(MetadataOf(model)["opaque"].dump(), Contains("path: pathlib.PurePosixPath"));
     CHECK(model.Has("sparse.0"));
   }
+}
+
+TEST_CASE("Torch: per-channel quantizers are lists of numbers, as clients read them", "[torch]") {
+  for (const char* name : {"channels.pt", "channels_deflated.pt"}) {
+    const LoadedModel model = MustLoad(name);
+    CHECK(model.Names() == std::vector<std::string>{"c", "f", "after"});
+    CHECK(model.manifest().storages().size() == 3);
+    CHECK(model.Values<float>("after") == std::vector<float>{0, 1, 2});
+    const auto description =
+        ParseDescription(model.manifest().metadata_json(),
+                         static_cast<std::uint32_t>(model.manifest().storages().size()));
+    REQUIRE(description.ok());
+    const auto& whole = description->quantization.at(0);
+    CHECK(whole.per_channel);
+    CHECK(whole.axis == 0);
+    CHECK(whole.scales == std::vector<double>{0.5, 0.25});
+    CHECK(whole.zero_points == std::vector<double>{1, -2});
+    const auto& floats = description->quantization.at(1);
+    CHECK(floats.float_qparams);
+    CHECK(floats.zero_points == std::vector<double>{0.5, 1.5});
+  }
+}
+
+TEST_CASE("Torch: a quantizer with too few scales is refused", "[torch]") {
+  CHECK_THAT(LoadError(Fixture("channels_wrong.pt")),
+             Contains("scales of 'c': 1 values for 2 channels"));
 }
 
 TEST_CASE("Torch: empty tensors and dicts", "[torch]") {
