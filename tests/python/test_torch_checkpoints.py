@@ -427,23 +427,84 @@ def test_quantized_tensors(tmp_path, client):
     )
     torch.save({"whole": whole, "channels": channels}, path)
     model = client.open(path)
+    assert sorted(model) == sorted(torch.load(path))  # the quantizers' own tensors are none of it
     assert model["whole"].dtype == torch.qint8
     assert model["whole"].q_scale() == 0.5 and model["whole"].q_zero_point() == 3
     assert torch.equal(model["whole"].dequantize(), whole.dequantize())
     assert torch.equal(model["channels"].dequantize(), channels.dequantize())
+    assert model["channels"].q_per_channel_scales().tolist() == [0.5, 0.25]
+    assert model["channels"].q_per_channel_zero_points().tolist() == [1, 2]
 
 
-def test_numpy_file_or_a_clear_error(tmp_path, client, refused):
+@pytest.mark.filterwarnings("ignore:.*quantize.*")
+def test_channels_of_signed_and_of_float_zero_points(tmp_path, client):
+    path = tmp_path / "channels.pt"
+    values, scales = torch.tensor([[-1.0, 0.0], [1.0, 2.0]]), torch.tensor([0.5, 0.25])
+    saved = {
+        "signed": torch.quantize_per_channel(values, scales, torch.tensor([1, -2]), 1, torch.qint8),
+        "floats": torch.quantize_per_channel(
+            values, scales, torch.tensor([0.5, 1.5]), 0, torch.quint8
+        ),
+    }
+    torch.save(saved, path)
+    model = client.open(path)
+    assert sorted(model) == ["floats", "signed"]
+    for name, expected in saved.items():
+        tensor = model[name]
+        assert tensor.qscheme() == expected.qscheme()
+        assert tensor.q_per_channel_axis() == expected.q_per_channel_axis()
+        assert torch.equal(tensor.int_repr(), expected.int_repr())
+        assert torch.equal(tensor.q_per_channel_scales(), expected.q_per_channel_scales())
+        assert torch.equal(tensor.q_per_channel_zero_points(), expected.q_per_channel_zero_points())
+
+
+STRUCTURES = {
+    "attribute of a plain dict": {"d": [], "type": "dict", "attrs": {"_metadata": 1}},
+    "class of a dict": {"d": [], "type": "OrderedDict", "attrs": {"__class__": 1}},
+    "unhashable key": {"d": [[{"l": []}, 1]], "type": "dict"},
+    "unhashable item of a set": {"set": [{"d": [], "type": "dict"}]},
+    "pair of three": {"d": [[1, 2, 3]], "type": "dict"},
+    "no number": {"int": "x"},
+    "no device": {"device": "nowhere:x"},
+    "unknown node": {"what": 1},
+}
+
+
+@pytest.mark.parametrize("node", STRUCTURES.values(), ids=STRUCTURES.keys())
+def test_structures_that_describe_no_object_are_errors_of_the_package(node):
+    import modelcache
+    from modelcache import _structure
+
+    with pytest.raises(modelcache.Error) as caught:
+        _structure.rebuild({"l": [node]}, lambda number: None)
+    assert caught.value.status == "corrupt"
+
+
+@pytest.mark.parametrize("deflated", [False, True], ids=["stored", "deflated"])
+def test_numpy_file(tmp_path, client, deflated):
     import numpy as np
 
+    arrays = {
+        "w": np.arange(6.0, dtype=np.float32),
+        "rows": np.arange(12, dtype=np.int64).reshape(3, 4),
+        "columns": np.asfortranarray(np.arange(12, dtype=np.int16).reshape(3, 4)),
+        "half": np.array([1.5, -2.0], dtype=np.float16),
+        "flags": np.array([True, False, True]),
+        "complex": np.array([1 + 2j], dtype=np.complex64),
+        "scalar": np.array(7, dtype=np.uint8),
+        "empty": np.zeros((0, 4)),
+    }
     path = tmp_path / "arrays.npz"
-    np.savez(path, w=np.arange(6.0, dtype=np.float32))
-    try:
-        tensor = client.open(path)["w"]
-    except NotImplementedError:
-        refused(path, "npz", status=("unsupported",))
-    else:
-        assert tensor.tolist() == SIX
+    (np.savez_compressed if deflated else np.savez)(path, **arrays)
+    model = client.open(path)
+    assert sorted(model) == sorted(arrays)
+    for name, array in arrays.items():
+        expected = torch.from_numpy(array)
+        assert model[name].dtype == expected.dtype, name
+        assert model[name].shape == expected.shape, name
+        assert torch.equal(model[name], expected), name
+    assert model["columns"].stride() == (1, 3)
+    assert model["rows"].stride() == (4, 1)
 
 
 def test_a_good_file_after_all_of_this(tmp_path, client):

@@ -9,6 +9,9 @@ import base64
 import collections
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from modelcache import _ffi
+from modelcache._errors import Error
+
 
 class Opaque:
     """Stands where a checkpoint had an object that is not kept: only its class is known."""
@@ -27,7 +30,20 @@ class Opaque:
 
 
 def rebuild(node: Any, tensor: Callable[[int], Any]) -> Any:
-    """The object a node describes; `tensor` gives a tensor by number."""
+    """The object a node describes; `tensor` gives a tensor by number.
+
+    Raises the package's error with status "corrupt" for a node that describes no object: an
+    attribute on a plain dict, a key that cannot be hashed.
+    """
+    try:
+        return _rebuild(node, tensor)
+    except Error:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        raise _ffi.error("corrupt", f"the checkpoint's structure describes no object: {e}") from e
+
+
+def _rebuild(node: Any, tensor: Callable[[int], Any]) -> Any:
     if not isinstance(node, dict):
         return node
     for kind, build in _BUILDERS.items():
@@ -71,14 +87,14 @@ def _dict(node: Dict[str, Any], tensor: Callable[[int], Any]) -> Any:
     elif kind == "defaultdict":
         made = collections.defaultdict()
     for key, value in node["d"]:
-        made[rebuild(key, tensor)] = rebuild(value, tensor)
+        made[_rebuild(key, tensor)] = _rebuild(value, tensor)
     for name, value in node.get("attrs", {}).items():
-        setattr(made, name, rebuild(value, tensor))
+        setattr(made, name, _rebuild(value, tensor))
     return made
 
 
 def _items(node: List[Any], tensor: Callable[[int], Any]) -> Iterator[Any]:
-    return (rebuild(item, tensor) for item in node)
+    return (_rebuild(item, tensor) for item in node)
 
 
 def _torch(name: str, *arguments: Any) -> Any:
