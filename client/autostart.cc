@@ -15,7 +15,6 @@
 #include <climits>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <string_view>
 #include <vector>
 
@@ -279,16 +278,21 @@ bool StartLock::TryTake() {
   return held_;
 }
 
+// By hand: a stream would bring all of the C++ runtime's locales into the library.
 std::string LastLogLine(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::string last;
-  while (std::getline(file, line)) {
-    if (!line.empty()) {
-      last = line;
-    }
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  struct stat status = {};
+  if (!file.valid() || ::fstat(file.get(), &status) != 0) {
+    return {};
   }
-  return last;
+  std::array<char, 4096> end{};
+  const off_t from = std::max<off_t>(0, status.st_size - static_cast<off_t>(end.size()));
+  const ssize_t got = ::pread(file.get(), end.data(), end.size(), from);
+  std::string_view text(end.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
+  while (!text.empty() && text.back() == '\n') {
+    text.remove_suffix(1);
+  }
+  return std::string(text.substr(text.rfind('\n') + 1));
 }
 
 }  // namespace modelcache

@@ -38,7 +38,8 @@ class StartLock {
   bool held_ = false;
 };
 
-// The last line of a log file, for an error message; empty when there is none.
+// The last line of a log file, for an error message, its last 4 KiB at most; empty when there is
+// none.
 std::string LastLogLine(const std::string& path);
 
 }  // namespace modelcache

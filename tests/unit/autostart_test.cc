@@ -89,6 +89,16 @@ TEST_CASE("Autostart: a daemon that exits at once is reported with its last word
   CHECK_THAT(error.message, Contains("exited at once") && Contains("out of luck"));
 }
 
+TEST_CASE("Autostart: the last line of a log, however long the log is", "[unit]") {
+  const TempDir dir;
+  CHECK(LastLogLine(dir / "none").empty());
+  CHECK(LastLogLine(dir.Write("empty", "")).empty());
+  CHECK(LastLogLine(dir.Write("lines", "\n\n")).empty());
+  CHECK(LastLogLine(dir.Write("open", "one\ntwo")) == "two");
+  CHECK(LastLogLine(dir.Write("long", std::string(100'000, 'x') + "\nlast\n\n")) == "last");
+  CHECK(LastLogLine(dir.Write("one", std::string(100'000, 'x'))) == std::string(4096, 'x'));
+}
+
 TEST_CASE("Autostart: one of two holds the start lock, until it is gone", "[unit]") {
   const TempDir dir;
   StartLock second(dir / "socket");
