@@ -137,7 +137,7 @@ def ctest(preset, arguments=()):
 def pytest(arguments=()):
     """Returns (passed, pytest's own summary line)."""
     code, text = _tee(
-        [environment.python(), "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "tests", *arguments],
+        [environment.python(), "-m", "pytest", "-ra", "-p", "no:cacheprovider", "tests", *arguments],
         env=environment.run_environment(), log=STATE / "log" / "pytest.log",
     )
     return code == 0, _summary(text, r"\b(passed|failed|error|no tests ran)\b.* in ") or "pytest: no summary"
