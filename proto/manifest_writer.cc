@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "common/checked_math.h"
+#include "common/utf8.h"
 #include "proto/manifest.h"
 #include "proto/manifest_internal.h"
 #include "proto/version.h"
@@ -69,8 +70,8 @@ Result<std::uint64_t> CheckTensor(const TensorSpec& tensor, const ManifestSpec& 
                                  std::to_string(tensor.stride.size()) + " strides, limit " +
                                  std::to_string(kMaxDimensions));
   }
-  if (tensor.name.find('\0') != std::string::npos) {
-    return BadTensor(tensor, "its name holds a zero byte");
+  if (tensor.name.find('\0') != std::string::npos || !IsUtf8(tensor.name)) {
+    return BadTensor(tensor, "its name holds a zero byte or is not UTF-8");
   }
   auto extent = TensorExtentBytes(tensor);
   if (!extent.ok()) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/utf8.h"
 #include "server/loader/source_file.h"
 
 namespace modelcache {
@@ -242,7 +243,13 @@ bool PickleMachine::OpLong() {
 template <typename Length>
 bool PickleMachine::OpText(PickleKind kind) {
   std::string_view text;
-  return TakeCounted<Length>(text) && PushText(kind, text);
+  if (!TakeCounted<Length>(text)) {
+    return false;
+  }
+  if (kind == PickleKind::kText && !IsUtf8(text)) {
+    return Fail("text " + Quoted(text) + " is not UTF-8");
+  }
+  return PushText(kind, text);
 }
 
 bool PickleMachine::PushLong(std::string_view little_endian) {

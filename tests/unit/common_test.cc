@@ -15,6 +15,7 @@
 #include "common/result.h"
 #include "common/socket.h"
 #include "common/unique_fd.h"
+#include "common/utf8.h"
 #include "tests/support/catch.h"
 
 namespace modelcache {
@@ -122,6 +123,17 @@ TEST_CASE("Digest: a sample sees the ends, and reads small content whole", "[uni
   std::string middle = small;
   middle[5000] = 'b';
   CHECK(SampleStorage(Bytes(small)) != SampleStorage(Bytes(middle)));
+}
+
+TEST_CASE("Utf8: text is accepted, everything else is not", "[unit]") {
+  for (const char* text :
+       {"", "a", "n\xC3\xA4me", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "\xED\x9F\xBF"}) {
+    CHECK(IsUtf8(text));
+  }
+  for (const char* bytes : {"\xFF\xFE", "\x80", "\xC3", "\xC0\x80", "\xE0\x80\x80", "\xED\xA0\x80",
+                            "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xE2\x82", "a\xC3("}) {
+    CHECK_FALSE(IsUtf8(bytes));
+  }
 }
 
 TEST_CASE("Socket: descriptors travel with the bytes and are close-on-exec", "[unit]") {

@@ -187,6 +187,7 @@ TEST_CASE("Manifest: a loader's wrong tensors are refused by name with both numb
   CHECK_THAT(message([](TensorSpec& t) { t.stride = {1}; }), Contains("2 sizes and 1 strides"));
   CHECK_THAT(message([](TensorSpec& t) { t.name = std::string("x\0y", 3); }),
              Contains("zero byte"));
+  CHECK_THAT(message([](TensorSpec& t) { t.name = "\xFF"; }), Contains("not UTF-8"));
 }
 
 TEST_CASE("Manifest: extents of views", "[unit]") {
