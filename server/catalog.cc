@@ -12,7 +12,7 @@ constexpr std::size_t kMinPrefixDigits = 6;
 
 std::uint64_t SaturatingSub(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : 0; }
 
-std::string UseText(const Model& model) {
+std::string UseText(const ResidentModel& model) {
   std::string text;
   if (model.leases > 0) {
     text = std::to_string(model.leases) + (model.leases == 1 ? " lease" : " leases");
@@ -29,7 +29,7 @@ std::uint64_t CatalogCounters::AllMisses() const {
   return std::accumulate(misses.begin(), misses.end(), std::uint64_t{0});
 }
 
-const Model* Catalog::Find(const ModelId& id) const {
+const ResidentModel* Catalog::Find(const ModelId& id) const {
   auto found = models_.find(id);
   return found == models_.end() ? nullptr : &found->second;
 }
@@ -38,18 +38,18 @@ Result<ModelId> Catalog::Resolve(std::string_view text) const {
   if (auto id = ModelId::FromHex(text); id && Find(*id) != nullptr) {
     return *id;
   }
-  std::vector<const Model*> named;
-  std::vector<const Model*> prefixed;
+  std::vector<const ResidentModel*> named;
+  std::vector<const ResidentModel*> prefixed;
   for (const auto& [id, model] : models_) {
-    if (model.name == text || model.path == text) {
+    if (model.name == text || model.path == text || DefaultName(model.files) == text) {
       named.push_back(&model);
     } else if (text.size() >= kMinPrefixDigits && id.Hex().starts_with(text)) {
       prefixed.push_back(&model);
     }
   }
-  std::vector<const Model*>& matches = named.empty() ? prefixed : named;
+  std::vector<const ResidentModel*>& matches = named.empty() ? prefixed : named;
   if (matches.size() > 1) {
-    std::erase_if(matches, [](const Model* model) { return model->superseded; });
+    std::erase_if(matches, [](const ResidentModel* model) { return model->superseded; });
   }
   if (matches.size() == 1) {
     return matches.front()->id;
@@ -60,21 +60,21 @@ Result<ModelId> Catalog::Resolve(std::string_view text) const {
   }
   std::string message =
       "'" + std::string(text) + "' means " + std::to_string(matches.size()) + " resident models:";
-  for (const Model* model : matches) {
+  for (const ResidentModel* model : matches) {
     message += " " + model->id.Hex();
   }
   return Error{ErrorCode::kInvalidArgument, std::move(message), 0};
 }
 
 void Catalog::CountHit(const ModelId& id, TimePoint now) {
-  Model& model = models_.at(id);
+  ResidentModel& model = models_.at(id);
   ++model.hits;
   ++counters_.hits;
   history_.Hit(model.path, now);
 }
 
 LeaseId Catalog::Lease(const ModelId& id, SessionId session, TimePoint now) {
-  Model& model = models_.at(id);
+  ResidentModel& model = models_.at(id);
   ++model.leases;
   model.last_used = now;
   const LeaseId lease{++last_lease_};
@@ -83,7 +83,7 @@ LeaseId Catalog::Lease(const ModelId& id, SessionId session, TimePoint now) {
 }
 
 void Catalog::SetPinned(const ModelId& id, bool pinned, TimePoint now) {
-  Model& model = models_.at(id);
+  ResidentModel& model = models_.at(id);
   if (model.pinned == pinned) {
     return;
   }
@@ -104,12 +104,7 @@ bool Catalog::Supersede(const Wanted& wanted, TimePoint now) {
   std::vector<ModelId> unused;
   bool pinned = false;
   for (auto& [id, model] : models_) {
-    // Another device number at the same path is another mount namespace, not a newer file.
-    const bool newer = model.path == wanted.path && !wanted.files.empty() &&
-                       !model.identities.empty() &&
-                       model.identities[0].stat.device == wanted.files[0].stat.device &&
-                       !SameFiles(model.identities, wanted.files);
-    if (!newer) {
+    if (!Supersedes(wanted.files, model.identities)) {
       continue;
     }
     pinned = pinned || model.pinned;
@@ -126,7 +121,20 @@ bool Catalog::Supersede(const Wanted& wanted, TimePoint now) {
   return pinned;
 }
 
-const Model* Catalog::Leased(SessionId session, LeaseId lease) const {
+void Catalog::Reinstate(const ModelId& id, TimePoint now) {
+  ResidentModel& model = models_.at(id);
+  if (!model.superseded) {
+    return;
+  }
+  model.superseded = false;
+  Wanted wanted;
+  wanted.id = id;
+  wanted.path = model.path;
+  wanted.files = model.identities;
+  model.pinned = Supersede(wanted, now) || model.pinned;
+}
+
+const ResidentModel* Catalog::Leased(SessionId session, LeaseId lease) const {
   auto found = leases_.find(std::pair(session, lease));
   return found == leases_.end() ? nullptr : Find(found->second);
 }
@@ -152,7 +160,7 @@ void Catalog::EndSession(SessionId session, TimePoint now) {
 }
 
 void Catalog::EndLease(const ModelId& id, TimePoint now) {
-  Model& model = models_.at(id);
+  ResidentModel& model = models_.at(id);
   model.last_used = now;
   if (--model.leases == 0 && model.superseded && !model.pinned) {
     history_.Add(model.path, "superseded", "the file changed; its last lease ended", now);
@@ -160,7 +168,7 @@ void Catalog::EndLease(const ModelId& id, TimePoint now) {
   }
 }
 
-void Catalog::Insert(Model model, TimePoint now) {
+void Catalog::Insert(ResidentModel model, TimePoint now) {
   for (const ArenaRef& arena : model.arenas) {
     arenas_.Use(arena.id);
   }
@@ -180,7 +188,7 @@ void Catalog::Drop(const ModelId& id) {
 }
 
 Result<void> Catalog::Evict(const ModelId& id, const std::string& why, TimePoint now) {
-  const Model& model = models_.at(id);
+  const ResidentModel& model = models_.at(id);
   if (model.leases > 0 || model.pinned) {
     return Error{ErrorCode::kInUse, "model " + model.name + " is held by " + UseText(model), 0};
   }
@@ -265,7 +273,7 @@ Result<void> Catalog::MakeRoom(std::uint64_t need_bytes, std::uint64_t promised_
   return {};
 }
 
-ModelInfo Catalog::Describe(const Model& model, TimePoint now) const {
+ModelInfo Catalog::Describe(const ResidentModel& model, TimePoint now) const {
   ModelInfo info;
   info.id = model.id;
   info.name = model.name;

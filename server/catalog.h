@@ -33,7 +33,7 @@ struct SealedModel {
 };
 
 // A resident model.
-struct Model {
+struct ResidentModel {
   ModelId id;
   std::string name;
   std::string path;
@@ -70,7 +70,7 @@ class Catalog {
       : memory_budget_bytes_(memory_budget_bytes), planner_(planner) {}
 
   // The resident model of this id, or nullptr. Valid until the model is dropped.
-  [[nodiscard]] const Model* Find(const ModelId& id) const;
+  [[nodiscard]] const ResidentModel* Find(const ModelId& id) const;
 
   // The resident model that a person means by an id, an unambiguous prefix of one (6 digits or
   // more), a name or a path. Errors: kNotFound, kInvalidArgument (ambiguous).
@@ -89,17 +89,19 @@ class Catalog {
     bool pinned = false;
   };
   Miss RecordMiss(const Wanted& wanted, TimePoint now);
+  // The files of a superseded model were found at its path again: it supersedes what superseded it.
+  void Reinstate(const ModelId& id, TimePoint now);
   void CountJoin() { ++counters_.misses[static_cast<std::size_t>(MissKind::kJoinedLoad)]; }
 
   // The model of a lease of this session, or nullptr.
-  [[nodiscard]] const Model* Leased(SessionId session, LeaseId lease) const;
+  [[nodiscard]] const ResidentModel* Leased(SessionId session, LeaseId lease) const;
   // False when this session has no such lease.
   bool Release(SessionId session, LeaseId lease, TimePoint now);
   void EndSession(SessionId session, TimePoint now);
 
   // Makes a model resident; it becomes a user of all its arenas. REQUIRES that they live and that
   // the model is not resident.
-  void Insert(Model model, TimePoint now);
+  void Insert(ResidentModel model, TimePoint now);
 
   // Errors: kInUse naming leases or the pin.
   Result<void> Evict(const ModelId& id, const std::string& why, TimePoint now);
@@ -111,8 +113,8 @@ class Catalog {
   // True when `need_bytes` fit right now, memory on its way out included as used.
   [[nodiscard]] bool Fits(std::uint64_t need_bytes) const;
 
-  [[nodiscard]] ModelInfo Describe(const Model& model, TimePoint now) const;
-  [[nodiscard]] const std::unordered_map<ModelId, Model>& models() const { return models_; }
+  [[nodiscard]] ModelInfo Describe(const ResidentModel& model, TimePoint now) const;
+  [[nodiscard]] const std::unordered_map<ModelId, ResidentModel>& models() const { return models_; }
 
   [[nodiscard]] ArenaTable& arenas() { return arenas_; }
   [[nodiscard]] const ArenaTable& arenas() const { return arenas_; }
@@ -132,7 +134,7 @@ class Catalog {
 
   std::uint64_t memory_budget_bytes_;
   const RecomputePlanner& planner_;
-  std::unordered_map<ModelId, Model> models_;
+  std::unordered_map<ModelId, ResidentModel> models_;
   std::map<std::pair<SessionId, LeaseId>, ModelId> leases_;
   std::uint64_t last_lease_ = 0;
   ArenaTable arenas_;

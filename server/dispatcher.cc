@@ -131,6 +131,7 @@ Actions Dispatcher::OnOpen(Caller from, const OpenRequest& request, std::vector<
   }
   const ModelId id = ComputeModelId(request.files, stats, request.format, request.device);
   if (catalog_.Find(id) != nullptr) {
+    catalog_.Reinstate(id, now);
     OpenResident(waiter, request, id, now, out);
   } else if (!jobs_.Join(id, waiter, request.pin)) {
     StartLoad(std::move(waiter), request, id, std::move(files), now, out);
@@ -161,9 +162,9 @@ void Dispatcher::StartLoad(Waiter waiter, const OpenRequest& request, const Mode
                            std::vector<OpenedFile> files, TimePoint now, Actions& out) {
   LoadSpec spec;
   spec.wanted.id = id;
-  spec.wanted.path = ModelPath(request.files);
+  spec.wanted.path = request.files.front().path;
   spec.wanted.options = {request.format, request.device};
-  spec.name = request.name.empty() ? spec.wanted.path : request.name;
+  spec.name = request.name.empty() ? DefaultName(request.files) : request.name;
   spec.wanted.name = spec.name;
   spec.refs = request.files;
   for (std::size_t i = 0; i < files.size(); ++i) {
@@ -187,7 +188,7 @@ Actions Dispatcher::OnRelease(SessionId session, const ReleaseRequest& request, 
 
 Actions Dispatcher::OnArenaDescriptors(Caller from, const ArenaDescriptorsRequest& request) {
   Actions out;
-  const Model* model = catalog_.Leased(from.session, LeaseId{request.lease});
+  const ResidentModel* model = catalog_.Leased(from.session, LeaseId{request.lease});
   if (model == nullptr) {
     out.emplace_back(
         Refuse(from, MessageType::kArenaDescriptors,

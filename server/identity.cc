@@ -1,6 +1,7 @@
 // Model ids from file identities, and differences in words.
 #include "server/identity.h"
 
+#include <algorithm>
 #include <array>
 
 #include "common/digest.h"
@@ -62,7 +63,7 @@ ModelId ComputeModelId(std::span<const FileRef> files, std::span<const FileStat>
   return ModelId{HashBytes(std::as_bytes(std::span(bytes))).bytes};
 }
 
-std::string ModelPath(std::span<const FileRef> files) {
+std::string DefaultName(std::span<const FileRef> files) {
   if (files.empty()) {
     return {};
   }
@@ -82,6 +83,20 @@ bool SameFiles(std::span<const FileIdentity> before, std::span<const FileIdentit
     }
   }
   return true;
+}
+
+bool Supersedes(std::span<const FileIdentity> now, std::span<const FileIdentity> before) {
+  // Another device number at the same path is another mount namespace, not a newer file.
+  if (now.empty() || before.empty() || now[0].path != before[0].path ||
+      now[0].stat.device != before[0].stat.device) {
+    return false;
+  }
+  const auto same_path = [](const FileIdentity& a, const FileIdentity& b) {
+    return a.path == b.path;
+  };
+  return now[0].stat != before[0].stat ||
+         (std::equal(now.begin(), now.end(), before.begin(), before.end(), same_path) &&
+          !SameFiles(before, now));
 }
 
 std::string DescribeChange(std::span<const FileIdentity> before,

@@ -33,11 +33,17 @@ struct LoadOptions {
 ModelId ComputeModelId(std::span<const FileRef> files, std::span<const FileStat> stats,
                        std::string_view format, std::string_view device);
 
-// The path a model goes by: that of its only file, or the folder of the first of several.
-std::string ModelPath(std::span<const FileRef> files);
+// What people call a model that was given no name: the path of its only file, or the folder of the
+// first of several.
+std::string DefaultName(std::span<const FileRef> files);
 
 // True when the files themselves are the same, whatever paths led to them.
 bool SameFiles(std::span<const FileIdentity> before, std::span<const FileIdentity> now);
+
+// True when `now` is a newer state of what `before` was: the same paths on the same device (of
+// several files at least that of the first, the index) with other files behind them. Two models
+// that share a folder, or a file, are no versions of each other.
+bool Supersedes(std::span<const FileIdentity> now, std::span<const FileIdentity> before);
 
 // The first difference in words, with old and new numbers: "size of m.safetensors 72 -> 69 bytes".
 // REQUIRES !SameFiles(before, now).

@@ -41,7 +41,7 @@ struct CatalogFixture {
   // A model with its own arena of the same number.
   ModelId Add(std::uint8_t number, std::uint64_t bytes, const std::string& path) {
     AddArena(number, bytes);
-    Model model;
+    ResidentModel model;
     model.id = Numbered<ModelId>(number);
     model.name = path;
     model.path = path;
@@ -202,10 +202,40 @@ TEST_CASE("Catalog: the same path on another device supersedes nothing", "[unit]
   CHECK(f.catalog.Find(id) != nullptr);
 }
 
+TEST_CASE("Catalog: a superseded model whose file is back supersedes the other", "[unit]") {
+  CatalogFixture f;
+  const ModelId first = f.Add(1, 72, "/m.safetensors");
+  f.catalog.Lease(first, SessionId{1}, f.clock.Now());
+  f.catalog.RecordMiss(f.Want(2, 69), f.clock.Now());
+  const ModelId second = f.Add(2, 69, "/m.safetensors");
+  REQUIRE(f.catalog.Find(first)->superseded);
+  f.catalog.Reinstate(first, f.clock.Now());
+  CHECK_FALSE(f.catalog.Find(first)->superseded);
+  CHECK(f.catalog.Find(second) == nullptr);
+  CHECK(f.catalog.Resolve("/m.safetensors").value() == first);
+}
+
+TEST_CASE("Catalog: models that share a folder or a file are no versions of each other", "[unit]") {
+  const auto file = [](const std::string& path, std::uint64_t inode) {
+    return FileIdentity{path, path, FileStat{1, inode, 10, 20, 30}};
+  };
+  const std::vector<FileIdentity> full{file("/f/a.index.json", 1), file("/f/1", 2)};
+  const std::vector<FileIdentity> half{file("/f/b.index.json", 3), file("/f/2", 4)};
+  const std::vector<FileIdentity> alone{file("/f/a.index.json", 1)};
+  CHECK_FALSE(Supersedes(half, full));
+  CHECK_FALSE(Supersedes(alone, full));
+  CHECK_FALSE(Supersedes(full, full));
+  std::vector<FileIdentity> changed_shard = full;
+  changed_shard[1].stat.inode = 9;
+  CHECK(Supersedes(changed_shard, full));
+  const std::vector<FileIdentity> changed_index{file("/f/a.index.json", 9)};
+  CHECK(Supersedes(changed_index, full));
+}
+
 TEST_CASE("Arenas: an arena lives until its last user lets go and is counted once", "[unit]") {
   CatalogFixture f;
   f.Add(1, 300, "/a");
-  Model borrower;
+  ResidentModel borrower;
   borrower.id = Numbered<ModelId>(2);
   borrower.path = "/b";
   borrower.arenas = {{Numbered<ArenaId>(1), 3, 4, 300}};
@@ -292,7 +322,7 @@ TEST_CASE("Identity: names count only among several files, options always", "[un
     CHECK(ComputeModelId(a, std::vector<FileStat>{other}, "auto", "cpu") !=
           ComputeModelId(a, one, "auto", "cpu"));
   }
-  CHECK(ModelPath(ab) == "");  // the root folder
+  CHECK(DefaultName(ab) == "");  // the root folder
 }
 
 }  // namespace
