@@ -15,7 +15,7 @@ constexpr Duration kExitTimeout = std::chrono::seconds(10);  // after the last w
 
 SendToClient OpenedReply(Catalog& catalog, const ModelId& id, const Waiter& waiter, TimePoint now) {
   const LeaseId lease = catalog.Lease(id, waiter.session, now);
-  const Model& model = *catalog.Find(id);
+  const ResidentModel& model = *catalog.Find(id);
   SendToClient send{waiter.session, MessageType::kOpen, kFlagReply, waiter.request_id, {}, {}};
   OpenReply& reply = send.body.emplace<OpenReply>();
   reply.model_id = id;
@@ -114,7 +114,7 @@ void Jobs::Linger(Job& job) {
   }
 }
 
-void Jobs::HoldAll(Job& job, const Model& model, std::size_t first) {
+void Jobs::HoldAll(Job& job, const ResidentModel& model, std::size_t first) {
   for (std::size_t i = first; i < model.arenas.size(); ++i) {
     job.request.arenas.push_back({model.arenas[i].id, model.arenas[i].size_bytes});
     Hold(job, model.arenas[i].id);
@@ -148,7 +148,7 @@ void Jobs::Load(LoadSpec spec, Waiter waiter, TimePoint now, Actions& out) {
   Pump(now, out);
 }
 
-void Jobs::Verify(const Model& model, Waiter waiter, TimePoint now, Actions& out) {
+void Jobs::Verify(const ResidentModel& model, Waiter waiter, TimePoint now, Actions& out) {
   if (model.arenas.size() > kMaxDescriptors) {
     out.emplace_back(RefusedReply(
         waiter, MessageType::kVerify,
@@ -193,7 +193,7 @@ void Jobs::Start(Job& job, TimePoint now, Actions& out) {
 
 void Jobs::StartCollapse(TimePoint now, Actions& out) {
   while (!to_collapse_.empty()) {
-    const Model* model = catalog_.Find(to_collapse_.front());
+    const ResidentModel* model = catalog_.Find(to_collapse_.front());
     to_collapse_.pop_front();
     if (model == nullptr || model->arenas.size() - model->borrowed_arenas > kMaxDescriptors) {
       continue;

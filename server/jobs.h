@@ -70,7 +70,7 @@ class Jobs {
   // REQUIRES that no load of this model runs.
   void Load(LoadSpec spec, Waiter waiter, TimePoint now, Actions& out);
   // REQUIRES a resident model.
-  void Verify(const Model& model, Waiter waiter, TimePoint now, Actions& out);
+  void Verify(const ResidentModel& model, Waiter waiter, TimePoint now, Actions& out);
 
   // Forgets the waiters of a session; loads nobody waits for any more are cancelled.
   void EndSession(SessionId session, TimePoint now, Actions& out);
@@ -155,7 +155,7 @@ class Jobs {
   void Hold(Job& job, const ArenaId& arena);
   void Unhold(Job& job, const ArenaId& arena);
   void Linger(Job& job);
-  void HoldAll(Job& job, const Model& model, std::size_t first);
+  void HoldAll(Job& job, const ResidentModel& model, std::size_t first);
 
   void Pump(TimePoint now, Actions& out);
   void Start(Job& job, TimePoint now, Actions& out);
@@ -168,7 +168,7 @@ class Jobs {
   void FailLoad(Job& job, const Error& error, TimePoint now, Actions& out);
   Result<std::uint64_t> CheckReserve(const Job& job, const ReserveRequest& request) const;
   [[nodiscard]] std::uint64_t PromisedBytes() const;
-  Model MakeModel(Job& job, SealedModel sealed, TimePoint now) const;
+  ResidentModel MakeModel(Job& job, SealedModel sealed, TimePoint now) const;
   void Publish(Job& job, TimePoint now, Actions& out);
   void Forget(Job& job);
 

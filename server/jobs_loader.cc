@@ -182,8 +182,8 @@ void Jobs::OnCommit(JobId id, std::uint32_t request_id, Actions& out) {
   out.emplace_back(SealArenas{id, job->request.model_id, job->borrowed, job->own});
 }
 
-Model Jobs::MakeModel(Job& job, SealedModel sealed, TimePoint now) const {
-  Model model;
+ResidentModel Jobs::MakeModel(Job& job, SealedModel sealed, TimePoint now) const {
+  ResidentModel model;
   model.id = job.request.model_id;
   model.name = job.name;
   model.path = job.spec.wanted.path;
@@ -229,7 +229,7 @@ void Jobs::OnSealed(JobId id, Result<SealedModel> sealed, TimePoint now, Actions
     FailLoad(*job, error, now, out);
     return;
   }
-  Model model = MakeModel(*job, std::move(*sealed), now);
+  ResidentModel model = MakeModel(*job, std::move(*sealed), now);
   ++counters_.loads;
   counters_.load_seconds += model.load_seconds;
   catalog_.history().Add(
