@@ -14,6 +14,13 @@ inline constexpr std::uint64_t kSmallAlignmentBytes = 64;
 inline constexpr std::uint64_t kLargeStorageBytes = 2U << 20U;  // from here on 2 MiB boundaries
 inline constexpr std::uint64_t kDefaultArenaMaxBytes = 1U << 30U;
 
+// Smaller storages are never shared: looking for their twins would cost more than they do.
+inline constexpr std::uint64_t kMinSharedBytes = 64U << 10U;
+
+// A borrowed arena stays in memory while its borrower does. A storage is borrowed only if it is at
+// least this fraction of the arena.
+inline constexpr std::uint64_t kBorrowFraction = 256;
+
 // Where one storage lies. `arena` counts the arenas of this layout from 0.
 struct Placement {
   std::uint32_t arena = 0;

@@ -4,14 +4,13 @@
 
 #include "common/checked_math.h"
 #include "common/socket.h"
+#include "proto/arena_layout.h"
 #include "server/jobs.h"
 
 namespace modelcache {
 namespace {
 
 constexpr std::size_t kCandidatesPerStorage = 4;
-// A storage is borrowed only if it is at least this fraction of the arena it keeps alive.
-constexpr std::uint64_t kBorrowFraction = 256;
 
 Error LoaderProtocol(const std::string& what) {
   return Error{ErrorCode::kLoaderFailed, "the loader broke the protocol: " + what, 0};

@@ -7,11 +7,9 @@
 #include <vector>
 
 #include "common/ids.h"
+#include "proto/arena_layout.h"
 
 namespace modelcache {
-
-// Storages below this size are never shared: the bookkeeping would cost more than the bytes.
-inline constexpr std::uint64_t kMinSharedBytes = 64U << 10U;
 
 // The bytes of one storage.
 struct StoragePlace {

@@ -15,9 +15,6 @@
 namespace modelcache {
 namespace {
 
-// Metadata of readers is nested by the structure of the checkpoint.
-constexpr int kMaxMetadataDepth = 2000;
-
 Result<std::vector<SourceFile>> OpenSources(const JobRequest& request, std::vector<UniqueFd> fds) {
   std::vector<SourceFile> files;
   for (std::size_t i = 0; i < fds.size(); ++i) {

@@ -9,6 +9,9 @@
 
 namespace modelcache {
 
+// The metadata of a manifest is nested by the structure of its checkpoint.
+inline constexpr int kMaxMetadataDepth = 2000;
+
 // Errors: kBadFile with the byte position and the cause; nesting deeper than `max_depth` is one.
 Result<nlohmann::json> ParseJson(std::string_view text, int max_depth);
 

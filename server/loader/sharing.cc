@@ -9,6 +9,7 @@
 
 #include "common/digest.h"
 #include "common/mapping.h"
+#include "proto/arena_layout.h"
 #include "server/loader/parallel.h"
 #include "server/loader/storage_stream.h"
 
@@ -30,7 +31,7 @@ class Finder {
     sharing_.same_as.resize(storages.size());
     for (std::uint32_t i = 0; i < storages.size(); ++i) {
       sharing_.same_as[i] = i;
-      if (storages[i].size_bytes >= kSharedStorageBytes && IsSeekable(storages[i])) {
+      if (storages[i].size_bytes >= kMinSharedBytes && IsSeekable(storages[i])) {
         large_.push_back(i);
       }
     }
@@ -199,7 +200,7 @@ class Finder {
     std::vector<std::optional<std::uint32_t>> number(reply.arenas.size());
     for (std::size_t i = 0; i < reply.arenas.size(); ++i) {
       const ArenaSpecRef& arena = reply.arenas[i];
-      if (used_bytes[i] > 0 && used_bytes[i] >= arena.size_bytes / kSmallestBorrowedFraction) {
+      if (used_bytes[i] > 0 && used_bytes[i] >= arena.size_bytes / kBorrowFraction) {
         number[i] = static_cast<std::uint32_t>(sharing_.arenas.size());
         sharing_.arenas.push_back({arena.id, arena.size_bytes});
       }

@@ -14,13 +14,6 @@
 
 namespace modelcache {
 
-// Smaller storages are always written: looking for their twins would cost more than they do.
-inline constexpr std::uint64_t kSharedStorageBytes = 64U << 10U;
-
-// A borrowed arena stays in memory while this model does. It is borrowed only for at least this
-// fraction of its size.
-inline constexpr std::uint64_t kSmallestBorrowedFraction = 256;
-
 // A place in an arena of another model that holds the same bytes.
 struct BorrowedPlace {
   std::uint32_t arena = 0;  // index into Sharing::arenas

@@ -26,7 +26,6 @@ namespace modelcache {
 namespace {
 
 constexpr std::size_t kMaxDifferences = 100;
-constexpr int kMaxMetadataDepth = 2000;
 
 // The arenas of one model, mapped, and the manifest inside the last one.
 struct ArenaSet {
