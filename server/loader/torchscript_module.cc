@@ -10,6 +10,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <caffe2/serialize/inline_container.h>
 #include <caffe2/serialize/read_adapter_interface.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/export.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -63,12 +64,18 @@ class SizingAllocator final : public c10::Allocator {
 
   // Throws when `storage` claims more than was allocated for it.
   void Check(const c10::Storage& storage) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = sizes_.find(storage.data());
-    if (found != sizes_.end() && found->second < storage.nbytes()) {
+    if (const auto present = Shorter(storage.data(), storage.nbytes())) {
       throw std::runtime_error("a tensor needs " + std::to_string(storage.nbytes()) +
-                               " bytes, its record has " + std::to_string(found->second));
+                               " bytes, its record has " + std::to_string(*present));
     }
+  }
+
+  // The size of the allocation that starts at `memory`, when it has less than `size` bytes.
+  std::optional<std::size_t> Shorter(const void* memory, std::size_t size) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = sizes_.find(memory);
+    return found != sizes_.end() && found->second < size ? std::optional(found->second)
+                                                         : std::nullopt;
   }
 
  private:
@@ -163,9 +170,18 @@ std::vector<FileRange> TensorRecords(const TorchscriptInput& input) {
 // Collects what a writer writes, with the bytes of storages left out: the stream keeps its length.
 class SparseSink {
  public:
+  explicit SparseSink(const SizingAllocator& allocator) : allocator_(allocator) {}
+
   void Leave(const void* memory, std::size_t size) { left_out_[memory] = size; }
 
   std::size_t Write(const void* bytes, std::size_t size) {
+    // Not thrown from here: the writer ends its file in its destructor.
+    if (const auto present = allocator_.Shorter(bytes, size)) {
+      fault_ = "a tensor needs " + std::to_string(size) + " bytes, its record has " +
+               std::to_string(*present);
+      length_ += size;
+      return size;
+    }
     const auto found = left_out_.find(bytes);
     if (found == left_out_.end() || found->second != size || size == 0) {
       pieces_[length_].assign(static_cast<const char*>(bytes), size);
@@ -175,6 +191,13 @@ class SparseSink {
   }
 
   [[nodiscard]] std::uint64_t length() const { return length_; }
+
+  // Throws when something was written that is longer than its memory.
+  void Check() const {
+    if (!fault_.empty()) {
+      throw std::runtime_error(fault_);
+    }
+  }
 
   // What was left out reads as zeros.
   std::size_t Read(std::uint64_t position, void* out, std::size_t size) const {
@@ -196,6 +219,8 @@ class SparseSink {
   }
 
  private:
+  const SizingAllocator& allocator_;
+  std::string fault_;
   std::unordered_map<const void*, std::size_t> left_out_;
   std::map<std::uint64_t, std::string> pieces_;
   std::uint64_t length_ = 0;
@@ -277,7 +302,7 @@ class ModuleReader {
  private:
   // Every storage the module holds, by value: parameters, buffers, attributes, constants.
   void WriteUnified(const NotingAdapter& adapter) {
-    SparseSink sink;
+    SparseSink sink(allocator_);
     PyTorchStreamWriter writer(
         [&sink](const void* bytes, std::size_t size) { return sink.Write(bytes, size); },
         /*compute_crc32=*/false);
@@ -286,6 +311,7 @@ class ModuleReader {
     serializer.serialize_unified_format(kept_->module, 0);
     serializer.writeFiles(kCodeFolder);
     writer.writeEndOfFile();
+    sink.Check();
     Repack(sink);
     AddStorages(adapter);
   }
@@ -320,6 +346,56 @@ class ModuleReader {
       for (const jit::Method& method : module.get_methods()) {
         NoteConstants(*method.graph(), add);
       }
+    }
+    CheckConstants();
+  }
+
+  // Constants of free functions and of classes that are no modules: the serializer compares their
+  // values, so their sizes must be true before it runs.
+  void CheckConstants() {
+    const auto check = [this](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.has_storage()) {
+        allocator_.Check(tensor.storage());
+      }
+    };
+    for (jit::Function* function : kept_->module._ivalue()->compilation_unit()->get_functions()) {
+      if (auto* code = jit::tryToGraphFunction(*function)) {
+        CheckBlock(*code->graph()->block(), check);
+      }
+    }
+  }
+
+  template <typename Check>
+  static void CheckBlock(jit::Block& block, const Check& check) {
+    for (jit::Node* node : block.nodes()) {
+      if (node->kind() == c10::prim::Constant) {
+        CheckConstant(*node, check);
+      }
+      for (jit::Block* inner : node->blocks()) {
+        CheckBlock(*inner, check);
+      }
+    }
+  }
+
+  template <typename Check>
+  static void CheckConstant(const jit::Node& node, const Check& check) {
+    const auto name = c10::Symbol::attr("value");
+    if (!node.hasAttribute(name)) {
+      return;
+    }
+    if (node.kindOf(name) == jit::AttributeKind::t) {
+      check(node.t(name));
+    } else if (node.kindOf(name) == jit::AttributeKind::ts) {
+      for (const at::Tensor& tensor : node.ts(name)) {
+        check(tensor);
+      }
+    } else if (node.kindOf(name) == jit::AttributeKind::ival) {
+      node.ival(name).visit([&](const c10::IValue& value) {
+        if (value.isTensor()) {
+          check(value.toTensor());
+        }
+        return false;
+      });
     }
   }
 

@@ -11,6 +11,7 @@
 #include "common/checked_math.h"
 #include "server/loader/base64.h"
 #include "server/loader/json_guard.h"
+#include "server/loader/torchscript_claims.h"
 #include "server/loader/torchscript_module.h"
 #include "server/loader/zip_directory.h"
 
@@ -177,6 +178,9 @@ Result<ModelPlan> ReadTorchscript(std::span<const SourceFile> files, std::size_t
   auto directory = ZipDirectory::Read(files[file]);
   if (!directory.ok()) {
     return std::move(directory).error();
+  }
+  if (auto checked = CheckTorchscriptClaims(files, file, *directory); !checked.ok()) {
+    return std::move(checked).error();
   }
   auto runs_code = RunsCodeOnLoad(files, file, *directory);
   if (!runs_code.ok()) {

@@ -55,7 +55,7 @@ TEST_CASE("Hostile: a name of a megabyte that is looked up 20,000 times", "[unit
 }
 
 TEST_CASE("Hostile: a text of a megabyte that stands in 30,000 places", "[unit]") {
-  for (const char c : {'t', '\1', '\xff'}) {
+  for (const char c : {'t', '\1'}) {
     const std::string text = "(" + Text(std::string(kMebibyte, c)) + Put(0);
     CheckRefusedForCopies("\x80\x02" + text + Times(30'000, "h\0"s) + "l.");
   }

@@ -163,6 +163,28 @@ class Shared(torch.nn.Module):
         return self.a(x) + self.b(x) + self.k + torch.tensor([1.0, 2.0, 3.0])
 
 
+FREE = torch.jit.trace(lambda x: x + torch.tensor([1.0, 2.0, 3.0]), torch.ones(3))
+
+
+class Caller(torch.nn.Module):
+    def forward(self, x):
+        return FREE(x)
+
+
+def make_short_records(folder):
+    """Records with fewer bytes than the pickles claim, of a constant and of a parameter."""
+    traced = torch.jit.trace(Shared(), torch.ones(1, 3))
+    torch.jit.save(traced, folder / "short.pt")
+    torch.jit.save(torch.jit.script(Caller()), folder / "free.pt")
+    rewrite(folder / "free.pt", folder / "short_free.pt", lambda records: {
+        name: b"abcd" if name.endswith("/constants/0") else data for name, data in records.items()
+    })
+    for record in ("constants/0", "data/0"):
+        rewrite(folder / "short.pt", folder / f"short_{record[:-2]}.pt", lambda records: {
+            name: b"abcd" if name.endswith("/" + record) else data for name, data in records.items()
+        })
+
+
 def make_scripts(folder):
     torch.manual_seed(0)
     module = Shared()
@@ -180,6 +202,7 @@ def make_scripts(folder):
     rewrite(source, folder / "c2a.pt", replaced(b""))
     rewrite(source, folder / "c2b.pt", replaced(b"\x80\x02}(K\x01u."))
     rewrite(source, folder / "c2c.pt", replaced(b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n)R."))
+    make_short_records(folder)
     big = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.ReLU()))
     torch.jit.save(big, folder / "ts_big.pt")
     weight = big.state_dict()["0.weight"]

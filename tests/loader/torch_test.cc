@@ -306,6 +306,27 @@ TEST_CASE("C2: a constants record that is damaged is an error, or the loader's d
   }
 }
 
+TEST_CASE("TorchScript: a record shorter than its pickle claims never reaches libtorch",
+          "[torch]") {
+  CHECK_THAT(
+      LoadError(Fixture("short_constants.pt")),
+      Contains("'constants.pkl'") && Contains("record 'constants/0': needs 12 bytes, has 4"));
+  CHECK_THAT(LoadError(Fixture("short_free.pt")),
+             Contains("record 'constants/0': needs 12 bytes, has 4"));
+  CHECK_THAT(LoadError(Fixture("short_data.pt")),
+             Contains("'data.pkl'") && Contains("record 'data/0'") && Contains("has 4"));
+}
+
+TEST_CASE("TorchScript: the constant of a free function is kept", "[torch]") {
+  const LoadedModel model = MustLoad("free.pt");
+  const Json records = MetadataOf(model)["torchscript"]["records"];
+  REQUIRE(records.size() == 1);
+  const auto bytes = model.StorageBytes(records.front().get<std::uint32_t>());
+  const std::vector<float> expected{1, 2, 3};
+  REQUIRE(bytes.size() == 12);
+  CHECK(std::memcmp(bytes.data(), expected.data(), 12) == 0);
+}
+
 TEST_CASE("TorchScript: a GPU that is not there is a clear error", "[torch]") {
   LoadRequest request;
   request.paths = {Fixture("ts.pt")};
