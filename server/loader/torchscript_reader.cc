@@ -2,7 +2,9 @@
 #include "server/loader/torchscript_reader.h"
 
 #include <dlfcn.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -51,15 +53,33 @@ Result<Library> LoadLibrary() {
                0};
 }
 
-// A module whose code runs while it is loaded may compute tensors from others.
-Result<bool> RunsCodeOnLoad(std::span<const SourceFile> files, std::size_t file,
-                            const ZipDirectory& directory) {
+// Bounds the private memory of this process while libtorch reads: a few bytes of a pickle can claim
+// gigabytes. Large tensors count although they are left unread, hence the size of the file.
+class DataLimit {
+ public:
+  explicit DataLimit(std::uint64_t file_bytes) {
+    constexpr std::uint64_t kOwnBytes = 2ULL << 30U;
+    if (::getrlimit(RLIMIT_DATA, &before_) == 0) {
+      rlimit limited = before_;
+      limited.rlim_cur = std::min<rlim_t>(before_.rlim_cur, kOwnBytes + 2 * file_bytes);
+      (void)::setrlimit(RLIMIT_DATA, &limited);
+    }
+  }
+  ~DataLimit() { (void)::setrlimit(RLIMIT_DATA, &before_); }
+  DataLimit(const DataLimit&) = delete;
+  DataLimit& operator=(const DataLimit&) = delete;
+
+ private:
+  rlimit before_{RLIM_INFINITY, RLIM_INFINITY};
+};
+
+// TorchScript runs a class's `__setstate__` while it rebuilds an object. A loader executes nothing
+// from a file, and what such a method computes is not in the file's records.
+Result<void> CheckRunsNoCode(std::span<const SourceFile> files, std::size_t file,
+                             const ZipDirectory& directory) {
   const std::string folder = directory.folder() + "/code/";
   for (const ZipRecord& record : directory.records()) {
-    const bool code = record.name.compare(0, folder.size(), folder) == 0 &&
-                      record.name.size() > 3 &&
-                      record.name.compare(record.name.size() - 3, 3, ".py") == 0;
-    if (!code) {
+    if (!record.name.starts_with(folder) || !record.name.ends_with(".py")) {
       continue;
     }
     auto text = ReadRecord(files, file, record, kMaxCodeBytes);
@@ -67,10 +87,13 @@ Result<bool> RunsCodeOnLoad(std::span<const SourceFile> files, std::size_t file,
       return std::move(text).error();
     }
     if (text->find("__setstate__") != std::string::npos) {
-      return true;
+      return files[file].Fault(ErrorCode::kUnsupported,
+                               "record " + record.name +
+                                   " defines __setstate__, code of the file that would run while "
+                                   "it is loaded; load it with torch.jit.load");
     }
   }
-  return false;
+  return {};
 }
 
 Result<nlohmann::json> ExtraFiles(std::span<const SourceFile> files, std::size_t file,
@@ -182,9 +205,8 @@ Result<ModelPlan> ReadTorchscript(std::span<const SourceFile> files, std::size_t
   if (auto checked = CheckTorchscriptClaims(files, file, *directory); !checked.ok()) {
     return std::move(checked).error();
   }
-  auto runs_code = RunsCodeOnLoad(files, file, *directory);
-  if (!runs_code.ok()) {
-    return std::move(runs_code).error();
+  if (auto checked = CheckRunsNoCode(files, file, *directory); !checked.ok()) {
+    return std::move(checked).error();
   }
   auto extra_files = ExtraFiles(files, file, *directory);
   if (!extra_files.ok()) {
@@ -194,9 +216,10 @@ Result<ModelPlan> ReadTorchscript(std::span<const SourceFile> files, std::size_t
   if (!library.ok()) {
     return files[file].Fault(library.error().code, library.error().message);
   }
+  const DataLimit limit(files[file].size());
   Reader reader(files[file], file, device);
-  auto module = reader.Read(*library, *runs_code);
-  if (module.ok() && !*runs_code && !AllInFile(*module)) {
+  auto module = reader.Read(*library, false);
+  if (module.ok() && !AllInFile(*module)) {
     module = reader.Read(*library, true);
   }
   if (!module.ok()) {

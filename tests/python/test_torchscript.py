@@ -1,6 +1,7 @@
 """TorchScript archives: modules over shared storages, crafted archives."""
 
 import zipfile
+from typing import Tuple
 
 import pytest
 import torch
@@ -135,3 +136,33 @@ def test_other_formats_have_no_module(tmp_path, client):
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     with pytest.raises(NotImplementedError, match="TorchScript"):
         client.open(tmp_path / "a.pt").jit()
+
+
+class _RunsCode(torch.nn.Module):
+    """Rebuilding it would write the file that its path names."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+        self.w = torch.nn.Parameter(torch.arange(4.0))
+
+    def forward(self, x):
+        return self.w.sum() + x
+
+    @torch.jit.export
+    def __getstate__(self):
+        return (self.path, self.w, self.training)
+
+    @torch.jit.export
+    def __setstate__(self, state: Tuple[str, torch.Tensor, bool]):
+        self.path = state[0]
+        torch.from_file(self.path, True, 8, dtype=torch.uint8).zero_()
+        self.w = state[1]
+        self.training = state[2]
+
+
+def test_code_that_would_run_while_loading_is_refused(tmp_path, refused):
+    victim, path = tmp_path / "victim", tmp_path / "runs.pt"
+    torch.jit.save(torch.jit.script(_RunsCode(str(victim))), path)
+    refused(path, "__setstate__", status=("unsupported",))
+    assert not victim.exists()
