@@ -50,8 +50,9 @@ Result<void> WaitReadable(int socket, TimePoint deadline);
 Result<std::pair<UniqueFd, UniqueFd>> MakeSocketPair();
 
 // Connects to the socket file at `path`, close-on-exec; waits until `deadline` for a listener whose
-// queue is full. Errors: kTimeout, kInvalidArgument when the path has over kMaxSocketPathBytes bytes (both numbers in the
-// message), kUnavailable when nobody listens there, kPermission, kLimit, kSystem.
+// queue is full. Errors: kTimeout, kInvalidArgument when the path has over kMaxSocketPathBytes
+// bytes (both numbers in the message), kUnavailable when nobody listens there, kPermission, kLimit,
+// kSystem.
 Result<UniqueFd> ConnectUnix(const std::string& path, TimePoint deadline = kNoDeadline);
 
 // Who is at the other end when it connected (SO_PEERCRED). pid is 0 when it lives in a PID

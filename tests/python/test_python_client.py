@@ -181,7 +181,7 @@ def test_structure_nodes():
     }
     assert made._metadata == _structure.version_metadata(node) == {"": {"version": 2}}
     assert _structure.same_objects(node) == {4: 3}
-    with pytest.raises(ValueError, match="unknown structure node"):
+    with pytest.raises(modelcache.Error, match="unknown structure node"):
         _structure.rebuild({"zzz": 1}, None)
 
 
