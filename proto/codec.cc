@@ -219,7 +219,7 @@ void Members(A& a, LoaderProgressEvent& m) {
 }
 template <typename A>
 void Members(A& a, ModelRequest& m) {
-  a.Required("model", m.model);
+  a.Required("model", m.model).Member("timeout_ms", m.timeout_ms);
 }
 template <typename A>
 void Members(A& a, PinRequest& m) {

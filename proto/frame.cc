@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/socket.h"
 #include "proto/version.h"
 
 namespace modelcache {
@@ -71,17 +72,30 @@ Result<void> FrameReader::Feed(std::span<const std::byte> bytes,
   }
   buffer_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   std::move(descriptors.begin(), descriptors.end(), std::back_inserter(descriptors_));
-  constexpr std::size_t kMostPending = 510;  // two frames
-  if (descriptors_.size() > kMostPending) {
-    return ProtocolError("more descriptors arrived than any frame announced");
+  // One read may end a frame and begin the next, each with its own.
+  return CheckPending(2 * kMaxDescriptors);
+}
+
+Result<void> FrameReader::CheckPending(std::size_t most) const {
+  if (descriptors_.size() <= most) {
+    return {};
   }
-  return {};
+  return ProtocolError(std::to_string(descriptors_.size()) +
+                       " descriptors arrived that no frame announces, limit " +
+                       std::to_string(most));
+}
+
+Result<std::optional<Frame>> FrameReader::Nothing() const {
+  if (auto pending = CheckPending(kMaxDescriptors); !pending.ok()) {
+    return std::move(pending).error();
+  }
+  return std::optional<Frame>();
 }
 
 Result<std::optional<Frame>> FrameReader::Next() {
   const std::string_view rest = std::string_view(buffer_).substr(consumed_);
   if (rest.size() < kFrameHeaderBytes) {
-    return std::optional<Frame>();
+    return Nothing();
   }
   auto header = DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes>(
       reinterpret_cast<const std::byte*>(rest.data()), kFrameHeaderBytes));
@@ -93,7 +107,7 @@ Result<std::optional<Frame>> FrameReader::Next() {
                          std::to_string(max_body_bytes_));
   }
   if (rest.size() - kFrameHeaderBytes < header->body_bytes) {
-    return std::optional<Frame>();
+    return Nothing();
   }
   Frame frame;
   frame.header = *header;

@@ -32,6 +32,7 @@ enum class MessageType : std::uint8_t {
   kVerify = 11,
   kMetrics = 12,
   kShutdown = 13,
+  kCancel = 14,  // an event
   // loader channel
   kJob = 32,             // daemon -> loader
   kCandidates = 33,      // loader -> daemon
@@ -103,6 +104,9 @@ class FrameReader {
   Result<std::optional<Frame>> Next();
 
  private:
+  [[nodiscard]] Result<void> CheckPending(std::size_t most) const;
+  [[nodiscard]] Result<std::optional<Frame>> Nothing() const;
+
   std::size_t max_body_bytes_;
   std::string buffer_;
   std::size_t consumed_ = 0;

@@ -88,8 +88,9 @@ struct ProgressEvent {
   std::uint64_t total_bytes = 0;
 };
 
-struct ModelRequest {  // kWhy, kEvict, kVerify
-  std::string model;   // name, id (or unambiguous prefix of 6 digits or more), or path
+struct ModelRequest {            // kWhy, kEvict, kVerify
+  std::string model;             // name, id (or unambiguous prefix of 6 digits or more), or path
+  std::uint64_t timeout_ms = 0;  // how long a verify may take; 0 = no limit of the caller
 };
 
 struct PinRequest {
@@ -100,7 +101,7 @@ struct PinRequest {
 struct ModelInfo {
   ModelId id;
   std::string name;
-  std::string path;  // of the first file, or the folder of several
+  std::string path;  // of the first file
   std::string format;
   std::string state;  // loading|resident
   std::uint64_t tensors = 0;
@@ -224,7 +225,7 @@ struct ReserveReply {  // descriptors: the new arenas in order
 };
 
 struct CommitRequest {
-  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_read = 0;  // of the files, for the model's history
 };
 
 struct LoaderProgressEvent {

@@ -79,7 +79,19 @@ LeaseId Catalog::Lease(const ModelId& id, SessionId session, TimePoint now) {
   model.last_used = now;
   const LeaseId lease{++last_lease_};
   leases_.emplace(std::pair(session, lease), id);
+  ++lease_counts_[session];
   return lease;
+}
+
+std::size_t Catalog::LeaseCount(SessionId session) const {
+  auto found = lease_counts_.find(session);
+  return found == lease_counts_.end() ? 0 : found->second;
+}
+
+void Catalog::CountLeaseOut(SessionId session) {
+  if (auto found = lease_counts_.find(session); --found->second == 0) {
+    lease_counts_.erase(found);
+  }
 }
 
 void Catalog::SetPinned(const ModelId& id, bool pinned, TimePoint now) {
@@ -91,23 +103,31 @@ void Catalog::SetPinned(const ModelId& id, bool pinned, TimePoint now) {
   history_.Add(model.path, pinned ? "pin" : "unpin", "on request", now);
 }
 
-Catalog::Miss Catalog::RecordMiss(const Wanted& wanted, TimePoint now) {
-  Miss miss;
-  miss.reason = history_.ExplainMiss(wanted, now);
-  ++counters_.misses[static_cast<std::size_t>(miss.reason.kind)];
-  history_.Load(wanted, miss.reason.text, now);
-  miss.pinned = Supersede(wanted, now);
-  return miss;
+MissReason Catalog::RecordMiss(const Wanted& wanted, TimePoint now) {
+  MissReason reason = history_.ExplainMiss(wanted, now);
+  ++counters_.misses[static_cast<std::size_t>(reason.kind)];
+  history_.Load(wanted, reason.text, now);
+  Supersede(wanted, now);
+  return reason;
 }
 
-bool Catalog::Supersede(const Wanted& wanted, TimePoint now) {
+bool Catalog::DropCarriedPin(const std::string& path, TimePoint now) {
+  if (carried_pins_.erase(path) == 0) {
+    return false;
+  }
+  history_.Add(path, "unpin", "on request", now);
+  return true;
+}
+
+void Catalog::Supersede(const Wanted& wanted, TimePoint now) {
   std::vector<ModelId> unused;
-  bool pinned = false;
   for (auto& [id, model] : models_) {
     if (!Supersedes(wanted.files, model.identities)) {
       continue;
     }
-    pinned = pinned || model.pinned;
+    if (model.pinned && carried_pins_.size() < kMaxHistoryPaths) {
+      carried_pins_.insert(wanted.path);
+    }
     model.pinned = false;
     model.superseded = true;
     if (model.leases == 0) {
@@ -118,7 +138,6 @@ bool Catalog::Supersede(const Wanted& wanted, TimePoint now) {
     history_.Add(wanted.path, "superseded", "the file changed", now);
     Drop(id);
   }
-  return pinned;
 }
 
 void Catalog::Reinstate(const ModelId& id, TimePoint now) {
@@ -131,7 +150,8 @@ void Catalog::Reinstate(const ModelId& id, TimePoint now) {
   wanted.id = id;
   wanted.path = model.path;
   wanted.files = model.identities;
-  model.pinned = Supersede(wanted, now) || model.pinned;
+  Supersede(wanted, now);
+  model.pinned = carried_pins_.erase(model.path) > 0 || model.pinned;
 }
 
 const ResidentModel* Catalog::Leased(SessionId session, LeaseId lease) const {
@@ -146,6 +166,7 @@ bool Catalog::Release(SessionId session, LeaseId lease, TimePoint now) {
   }
   const ModelId id = found->second;
   leases_.erase(found);
+  CountLeaseOut(session);
   EndLease(id, now);
   return true;
 }
@@ -155,6 +176,7 @@ void Catalog::EndSession(SessionId session, TimePoint now) {
   while (first != leases_.end() && first->first.first == session) {
     const ModelId id = first->second;
     first = leases_.erase(first);
+    CountLeaseOut(session);
     EndLease(id, now);
   }
 }
@@ -174,6 +196,7 @@ void Catalog::Insert(ResidentModel model, TimePoint now) {
   }
   storages_.Add(model.places);
   model.last_used = now;
+  model.pinned = carried_pins_.erase(model.path) > 0 || model.pinned;
   const ModelId id = model.id;
   models_.emplace(id, std::move(model));
 }
@@ -196,7 +219,7 @@ Result<void> Catalog::Evict(const ModelId& id, const std::string& why, TimePoint
   if (model.superseded) {
     history_.Add(model.path, "superseded", why, now);
   } else {
-    history_.Evicted(model.path, why, now);
+    history_.Evicted(model.path, model.options, why, now);
   }
   Drop(id);
   ++counters_.evictions;

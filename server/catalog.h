@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -82,13 +83,14 @@ class Catalog {
   void SetPinned(const ModelId& id, bool pinned, TimePoint now);
 
   // Why `wanted` is a miss; records it, and drops entries that the new identity supersedes (with
-  // their leases' end where they are leased). Returns whether a superseded entry was pinned: the
-  // pin then belongs to the new one.
-  struct Miss {
-    MissReason reason;
-    bool pinned = false;
-  };
-  Miss RecordMiss(const Wanted& wanted, TimePoint now);
+  // their leases' end where they are leased). The pin of one is carried to the next model of that
+  // path that becomes resident, however many loads fail until then.
+  MissReason RecordMiss(const Wanted& wanted, TimePoint now);
+  [[nodiscard]] bool CarriesPin(const std::string& path) const {
+    return carried_pins_.contains(path);
+  }
+  // False when no pin is carried to this path.
+  bool DropCarriedPin(const std::string& path, TimePoint now);
   // The files of a superseded model were found at its path again: it supersedes what superseded it.
   void Reinstate(const ModelId& id, TimePoint now);
   void CountJoin() { ++counters_.misses[static_cast<std::size_t>(MissKind::kJoinedLoad)]; }
@@ -123,6 +125,7 @@ class Catalog {
   [[nodiscard]] const History& history() const { return history_; }
   [[nodiscard]] const CatalogCounters& counters() const { return counters_; }
   [[nodiscard]] std::size_t lease_count() const { return leases_.size(); }
+  [[nodiscard]] std::size_t LeaseCount(SessionId session) const;
   [[nodiscard]] std::uint64_t memory_budget_bytes() const { return memory_budget_bytes_; }
 
  private:
@@ -130,13 +133,16 @@ class Catalog {
   [[nodiscard]] Error NoRoom(std::uint64_t need_bytes, std::uint64_t promised_bytes) const;
   void Drop(const ModelId& id);
   void EndLease(const ModelId& id, TimePoint now);
-  bool Supersede(const Wanted& wanted, TimePoint now);
+  void Supersede(const Wanted& wanted, TimePoint now);
+  void CountLeaseOut(SessionId session);
 
   std::uint64_t memory_budget_bytes_;
   const RecomputePlanner& planner_;
   std::unordered_map<ModelId, ResidentModel> models_;
   std::map<std::pair<SessionId, LeaseId>, ModelId> leases_;
+  std::unordered_map<SessionId, std::size_t> lease_counts_;
   std::uint64_t last_lease_ = 0;
+  std::unordered_set<std::string> carried_pins_;  // paths; at most kMaxHistoryPaths
   ArenaTable arenas_;
   StorageIndex storages_;
   History history_;

@@ -83,6 +83,8 @@ Actions DispatchRequest(Dispatcher& dispatcher, SessionId session, Frame frame, 
   switch (frame.header.type) {
     case MessageType::kOpen:
       return DispatchOpen(dispatcher, session, frame, now);
+    case MessageType::kCancel:
+      return dispatcher.OnCancel(from, now);
     case MessageType::kRelease:
       return With<ReleaseRequest>(session, frame, [&](const auto& request) {
         return dispatcher.OnRelease(session, request, now);
@@ -151,7 +153,7 @@ Actions DispatchLoaderFrame(Dispatcher& dispatcher, JobId job, const Frame& fram
           });
     case MessageType::kVerified:
       return WithLoader<VerifiedEvent>(dispatcher, job, frame, now, [&](const auto& event) {
-        return dispatcher.OnVerified(job, event);
+        return dispatcher.OnVerified(job, event, now);
       });
     default:
       return dispatcher.OnLoaderFailed(

@@ -21,8 +21,22 @@ constexpr auto kStopTimeout = std::chrono::seconds(3);
 
 TimePoint Now() { return std::chrono::steady_clock::now(); }
 
+// Raises the soft limit on descriptors to the hard one and tells it.
+std::size_t DescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    constexpr std::size_t kUsualLimit = 1024;
+    return kUsualLimit;
+  }
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+  (void)::getrlimit(RLIMIT_NOFILE, &limit);
+  return limit.rlim_cur;
+}
+
 JobLimits LimitsOf(const Config& config) {
   JobLimits limits;
+  limits.max_queued_descriptors = DescriptorLimit() / 4;
   limits.load_timeout = config.load_timeout;
   limits.arena_max_bytes = config.arena_max_bytes;
   return limits;
@@ -32,19 +46,12 @@ DaemonFacts FactsOf(const SocketPlace& place) {
   return DaemonFacts{::getpid(), place.path(), Now()};
 }
 
-// Raises the soft limit on descriptors to the hard one and leaves enough of it for loads.
+// Leaves enough descriptors for loads.
 std::size_t ClientsWithin(std::size_t wanted) {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    return wanted;
-  }
-  limit.rlim_cur = limit.rlim_max;
-  (void)::setrlimit(RLIMIT_NOFILE, &limit);
-  (void)::getrlimit(RLIMIT_NOFILE, &limit);
-  constexpr rlim_t kOwnDescriptors = 20;
-  const rlim_t kept = std::max<rlim_t>(kOwnDescriptors, limit.rlim_cur / 4);
-  const rlim_t left = limit.rlim_cur > kept ? limit.rlim_cur - kept : 1;
-  return std::min<std::size_t>(wanted, left);
+  constexpr std::size_t kOwnDescriptors = 20;
+  const std::size_t limit = DescriptorLimit();
+  const std::size_t kept = std::max(kOwnDescriptors, limit / 4);
+  return std::min<std::size_t>(wanted, limit > kept ? limit - kept : 1);
 }
 
 }  // namespace
@@ -120,10 +127,12 @@ void Daemon::OnRequest(SessionId session, Frame frame) {
 }
 
 void Daemon::OnSessionClosed(SessionId session, const std::string& why) {
-  if (sessions_.erase(session) == 0) {
+  const auto ended = sessions_.find(session);
+  if (ended == sessions_.end()) {
     return;
   }
-  spdlog::debug("session {} ended: {}", session.value, why);
+  spdlog::debug("session {} of {} ended: {}", session.value, ended->second->program(), why);
+  sessions_.erase(ended);
   Perform(dispatcher_.OnDisconnected(session, Now()));
 }
 

@@ -59,14 +59,12 @@ bool IsKnownDevice(const std::string& device) {
          device.find_first_not_of("0123456789", kPrefix) == std::string::npos;
 }
 
-Waiter MakeWaiter(Caller from, const OpenRequest& request, TimePoint now) {
+Waiter MakeWaiter(Caller from, std::uint64_t timeout_ms, TimePoint now) {
   Waiter waiter;
   waiter.session = from.session;
   waiter.request_id = from.request_id;
-  waiter.want_descriptors = request.want_descriptors;
-  waiter.want_progress = request.want_progress;
-  if (request.timeout_ms > 0 && request.timeout_ms < kLongestTimeoutMs) {
-    waiter.deadline = now + std::chrono::milliseconds(request.timeout_ms);
+  if (timeout_ms > 0 && timeout_ms < kLongestTimeoutMs) {
+    waiter.deadline = now + std::chrono::milliseconds(timeout_ms);
   }
   return waiter;
 }
@@ -112,14 +110,39 @@ std::optional<Error> Dispatcher::CheckOpen(const OpenRequest& request,
   return CheckText("the name of the model", request.name);
 }
 
+std::optional<Error> Dispatcher::CheckSession(SessionId session) const {
+  const std::size_t waiting = jobs_.WaitingCount(session);
+  if (waiting >= limits_.max_waiting_per_session) {
+    return Error{ErrorCode::kLimit,
+                 std::to_string(waiting) + " requests of this connection wait for loaders, limit " +
+                     std::to_string(limits_.max_waiting_per_session),
+                 0};
+  }
+  // Each that waits may become a lease.
+  const std::size_t leases = catalog_.LeaseCount(session) + waiting;
+  if (leases >= limits_.max_leases_per_session) {
+    return Error{ErrorCode::kLimit,
+                 "this connection has " + std::to_string(leases) + " leases, limit " +
+                     std::to_string(limits_.max_leases_per_session),
+                 0};
+  }
+  return std::nullopt;
+}
+
 Actions Dispatcher::OnOpen(Caller from, const OpenRequest& request, std::vector<OpenedFile> files,
                            TimePoint now) {
   Actions out;
-  if (auto error = CheckOpen(request, files.size()); error) {
+  std::optional<Error> error = CheckOpen(request, files.size());
+  if (!error) {
+    error = CheckSession(from.session);
+  }
+  if (error) {
     out.emplace_back(Refuse(from, MessageType::kOpen, *error));
     return out;
   }
-  Waiter waiter = MakeWaiter(from, request, now);
+  Waiter waiter = MakeWaiter(from, request.timeout_ms, now);
+  waiter.want_descriptors = request.want_descriptors;
+  waiter.want_progress = request.want_progress;
   if (request.files.empty()) {
     OpenByName(waiter, request, now, out);
     return Finish(std::move(out));
@@ -160,6 +183,10 @@ void Dispatcher::OpenByName(const Waiter& waiter, const OpenRequest& request, Ti
 
 void Dispatcher::StartLoad(Waiter waiter, const OpenRequest& request, const ModelId& id,
                            std::vector<OpenedFile> files, TimePoint now, Actions& out) {
+  if (auto error = jobs_.CheckQueue(files.size()); error) {
+    out.emplace_back(RefusedReply(waiter, MessageType::kOpen, *error));
+    return;
+  }
   LoadSpec spec;
   spec.wanted.id = id;
   spec.wanted.path = request.files.front().path;
@@ -171,13 +198,18 @@ void Dispatcher::StartLoad(Waiter waiter, const OpenRequest& request, const Mode
     spec.wanted.files.push_back({request.files[i].name, request.files[i].path, files[i].stat});
     spec.files.push_back(std::move(files[i].fd));
   }
-  const Catalog::Miss miss = catalog_.RecordMiss(spec.wanted, now);
-  spec.pin = request.pin || miss.pinned;
-  waiter.reason = miss.reason.text;
+  spec.pin = request.pin;
+  waiter.reason = catalog_.RecordMiss(spec.wanted, now).text;
   out.emplace_back(Note{Note::Level::kInfo, "loading " + spec.name + " for session " +
                                                 std::to_string(waiter.session.value) + ": " +
                                                 waiter.reason});
   jobs_.Load(std::move(spec), std::move(waiter), now, out);
+}
+
+Actions Dispatcher::OnCancel(Caller from, TimePoint now) {
+  Actions out;
+  jobs_.Withdraw(from.session, from.request_id, now, out);
+  return Finish(std::move(out));
 }
 
 Actions Dispatcher::OnRelease(SessionId session, const ReleaseRequest& request, TimePoint now) {
@@ -295,11 +327,12 @@ Actions Dispatcher::OnEvict(Caller from, const ModelRequest& request, TimePoint 
 Actions Dispatcher::OnPin(Caller from, const PinRequest& request, TimePoint now) {
   Actions out;
   Result<ModelId> id = catalog_.Resolve(request.model);
-  if (!id.ok()) {
+  if (id.ok()) {
+    catalog_.SetPinned(*id, request.pinned, now);
+  } else if (request.pinned || !catalog_.DropCarriedPin(request.model, now)) {
     out.emplace_back(Refuse(from, MessageType::kPin, id.error()));
     return out;
   }
-  catalog_.SetPinned(*id, request.pinned, now);
   out.emplace_back(Reply(from, MessageType::kPin, EmptyReply{}));
   return Finish(std::move(out));
 }
@@ -307,16 +340,17 @@ Actions Dispatcher::OnPin(Caller from, const PinRequest& request, TimePoint now)
 Actions Dispatcher::OnVerify(Caller from, const ModelRequest& request, TimePoint now) {
   Actions out;
   Result<ModelId> id = catalog_.Resolve(request.model);
-  if (!id.ok() || stopping_) {
-    out.emplace_back(Refuse(
-        from, MessageType::kVerify,
-        id.ok() ? Error{ErrorCode::kUnavailable, "the daemon is shutting down", 0} : id.error()));
+  std::optional<Error> error = CheckSession(from.session);
+  if (!id.ok()) {
+    error = id.error();
+  } else if (stopping_) {
+    error = Error{ErrorCode::kUnavailable, "the daemon is shutting down", 0};
+  }
+  if (error) {
+    out.emplace_back(Refuse(from, MessageType::kVerify, *error));
     return out;
   }
-  Waiter waiter;
-  waiter.session = from.session;
-  waiter.request_id = from.request_id;
-  jobs_.Verify(*catalog_.Find(*id), std::move(waiter), now, out);
+  jobs_.Verify(*catalog_.Find(*id), MakeWaiter(from, request.timeout_ms, now), now, out);
   return Finish(std::move(out));
 }
 
@@ -370,9 +404,9 @@ Actions Dispatcher::OnReserve(JobId job, std::uint32_t request_id, ReserveReques
   return Finish(std::move(out));
 }
 
-Actions Dispatcher::OnCommit(JobId job, std::uint32_t request_id, const CommitRequest&) {
+Actions Dispatcher::OnCommit(JobId job, std::uint32_t request_id, const CommitRequest& request) {
   Actions out;
-  jobs_.OnCommit(job, request_id, out);
+  jobs_.OnCommit(job, request_id, request, out);
   return Finish(std::move(out));
 }
 
@@ -382,9 +416,9 @@ Actions Dispatcher::OnLoaderProgress(JobId job, const LoaderProgressEvent& event
   return out;
 }
 
-Actions Dispatcher::OnVerified(JobId job, const VerifiedEvent& event) {
+Actions Dispatcher::OnVerified(JobId job, const VerifiedEvent& event, TimePoint now) {
   Actions out;
-  jobs_.OnVerified(job, event, out);
+  jobs_.OnVerified(job, event, now, out);
   return Finish(std::move(out));
 }
 

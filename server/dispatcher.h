@@ -40,11 +40,16 @@ class Dispatcher {
  public:
   Dispatcher(std::uint64_t memory_budget_bytes, const RecomputePlanner& planner, JobLimits limits,
              DaemonFacts facts)
-      : catalog_(memory_budget_bytes, planner), jobs_(catalog_, limits), facts_(std::move(facts)) {}
+      : catalog_(memory_budget_bytes, planner),
+        limits_(limits),
+        jobs_(catalog_, limits),
+        facts_(std::move(facts)) {}
 
   // Requests of clients. `files` has one entry per descriptor that came along.
   Actions OnOpen(Caller from, const OpenRequest& request, std::vector<OpenedFile> files,
                  TimePoint now);
+  // Withdraws an open or a verify that is not answered yet; it gets no answer any more.
+  Actions OnCancel(Caller from, TimePoint now);
   Actions OnRelease(SessionId session, const ReleaseRequest& request, TimePoint now);
   Actions OnArenaDescriptors(Caller from, const ArenaDescriptorsRequest& request);
   Actions OnList(Caller from, TimePoint now);
@@ -64,7 +69,7 @@ class Dispatcher {
   Actions OnReserve(JobId job, std::uint32_t request_id, ReserveRequest request, TimePoint now);
   Actions OnCommit(JobId job, std::uint32_t request_id, const CommitRequest& request);
   Actions OnLoaderProgress(JobId job, const LoaderProgressEvent& event);
-  Actions OnVerified(JobId job, const VerifiedEvent& event);
+  Actions OnVerified(JobId job, const VerifiedEvent& event, TimePoint now);
   Actions OnLoaderFailed(JobId job, const Error& error, TimePoint now);
   Actions OnLoaderExit(JobId job, const std::optional<Error>& error, TimePoint now);
 
@@ -89,6 +94,7 @@ class Dispatcher {
   Actions Finish(Actions actions);
   [[nodiscard]] std::optional<Error> CheckOpen(const OpenRequest& request,
                                                std::size_t descriptors) const;
+  [[nodiscard]] std::optional<Error> CheckSession(SessionId session) const;
   void OpenResident(const Waiter& waiter, const OpenRequest& request, const ModelId& id,
                     TimePoint now, Actions& out);
   void OpenByName(const Waiter& waiter, const OpenRequest& request, TimePoint now, Actions& out);
@@ -96,6 +102,7 @@ class Dispatcher {
                  std::vector<OpenedFile> files, TimePoint now, Actions& out);
 
   Catalog catalog_;
+  JobLimits limits_;
   Jobs jobs_;
   DaemonFacts facts_;
   std::uint64_t clients_ = 0;

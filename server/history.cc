@@ -43,7 +43,9 @@ History::Record& History::Touch(const std::string& path) {
   }
   if (records_.size() >= kMaxHistoryPaths) {
     const Record& oldest = records_.back();
-    path_of_id_.erase(oldest.id);
+    for (const Attempt& attempt : oldest.attempts) {
+      Forget(oldest, attempt);
+    }
     by_path_.erase(oldest.path);
     records_.pop_back();
   }
@@ -60,31 +62,62 @@ void History::Append(Record& record, Event event) {
   }
 }
 
+const History::Attempt* History::FindAttempt(const Record& record, const LoadOptions& options) {
+  auto found = std::find_if(record.attempts.begin(), record.attempts.end(),
+                            [&](const Attempt& attempt) { return attempt.options == options; });
+  return found == record.attempts.end() ? nullptr : &*found;
+}
+
+// The id may belong to another path by now.
+void History::Forget(const Record& record, const Attempt& attempt) {
+  auto found = path_of_id_.find(attempt.id);
+  if (found != path_of_id_.end() && found->second == record.path) {
+    path_of_id_.erase(found);
+  }
+}
+
+void History::Decide(Record& record, Attempt outcome) {
+  for (Attempt& attempt : record.attempts) {
+    if (attempt.options == outcome.options) {
+      outcome.id = attempt.id;
+      attempt = std::move(outcome);
+      return;
+    }
+  }
+}
+
 void History::Load(const Wanted& wanted, std::string_view reason, TimePoint now) {
   Record& record = Touch(wanted.path);
-  path_of_id_.erase(record.id);
+  const bool same_files = SameFiles(record.files, wanted.files);
+  std::erase_if(record.attempts, [&](const Attempt& attempt) {
+    const bool over = !same_files || attempt.options == wanted.options;
+    if (over) {
+      Forget(record, attempt);
+    }
+    return over;
+  });
+  if (record.attempts.size() >= kMaxHistoryOptions) {
+    Forget(record, record.attempts.front());
+    record.attempts.pop_front();
+  }
   path_of_id_[wanted.id] = wanted.path;
-  record.id = wanted.id;
+  record.attempts.push_back({wanted.options, wanted.id, Fate::kUnknown, {}, now});
   record.files = wanted.files;
-  record.options = wanted.options;
   record.name = wanted.name;
-  record.fate = Fate::kUnknown;
   Append(record, Event{now, "miss", std::string(reason)});
 }
 
-void History::Failed(const std::string& path, const std::string& message, TimePoint now) {
+void History::Failed(const std::string& path, const LoadOptions& options,
+                     const std::string& message, TimePoint now) {
   Record& record = Touch(path);
-  record.fate = Fate::kFailed;
-  record.fate_reason = message;
-  record.fate_at = now;
+  Decide(record, {options, {}, Fate::kFailed, message, now});
   Append(record, Event{now, "failed", message});
 }
 
-void History::Evicted(const std::string& path, const std::string& why, TimePoint now) {
+void History::Evicted(const std::string& path, const LoadOptions& options, const std::string& why,
+                      TimePoint now) {
   Record& record = Touch(path);
-  record.fate = Fate::kEvicted;
-  record.fate_reason = why;
-  record.fate_at = now;
+  Decide(record, {options, {}, Fate::kEvicted, why, now});
   Append(record, Event{now, "evict", why});
 }
 
@@ -118,16 +151,17 @@ MissReason History::ExplainMiss(const Wanted& wanted, TimePoint now) const {
   if (!SameFiles(record->files, wanted.files)) {
     return {MissKind::kFileChanged, "file changed: " + DescribeChange(record->files, wanted.files)};
   }
-  if (record->options != wanted.options) {
+  const Attempt* attempt = FindAttempt(*record, wanted.options);
+  if (attempt == nullptr) {
     return {MissKind::kOtherOptions, "never loaded with format " + wanted.options.format +
                                          " on device " + wanted.options.device};
   }
-  const std::string when = Ago(record->fate_at, now);
-  if (record->fate == Fate::kEvicted) {
-    return {MissKind::kEvicted, "evicted " + when + ": " + record->fate_reason};
+  const std::string when = Ago(attempt->fate_at, now);
+  if (attempt->fate == Fate::kEvicted) {
+    return {MissKind::kEvicted, "evicted " + when + ": " + attempt->fate_reason};
   }
-  if (record->fate == Fate::kFailed) {
-    return {MissKind::kFailedBefore, "failed " + when + ": " + record->fate_reason};
+  if (attempt->fate == Fate::kFailed) {
+    return {MissKind::kFailedBefore, "failed " + when + ": " + attempt->fate_reason};
   }
   return {MissKind::kNeverLoaded, "never loaded to the end"};
 }

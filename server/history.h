@@ -17,6 +17,7 @@
 namespace modelcache {
 
 inline constexpr std::size_t kMaxHistoryEvents = 64;   // per path; the oldest go first
+inline constexpr std::size_t kMaxHistoryOptions = 16;  // per path; the oldest go first
 inline constexpr std::size_t kMaxHistoryPaths = 1024;  // the least recently touched go first
 
 // Why a request did not find its model.
@@ -51,8 +52,11 @@ struct Wanted {
 class History {
  public:
   void Load(const Wanted& wanted, std::string_view reason, TimePoint now);
-  void Failed(const std::string& path, const std::string& message, TimePoint now);
-  void Evicted(const std::string& path, const std::string& why, TimePoint now);
+  // What became of the last load of this path with these options.
+  void Failed(const std::string& path, const LoadOptions& options, const std::string& message,
+              TimePoint now);
+  void Evicted(const std::string& path, const LoadOptions& options, const std::string& why,
+               TimePoint now);
   void Add(const std::string& path, std::string_view event, const std::string& reason,
            TimePoint now);
 
@@ -79,20 +83,27 @@ class History {
     std::uint64_t repeats = 1;
   };
   enum class Fate : std::uint8_t { kUnknown, kEvicted, kFailed };
-  struct Record {
-    std::string path;
-    std::string name;
-    std::deque<Event> events;
-    ModelId id;
-    std::vector<FileIdentity> files;
+  // The last load of the record's files with these options.
+  struct Attempt {
     LoadOptions options;
+    ModelId id;
     Fate fate = Fate::kUnknown;
     std::string fate_reason;
     TimePoint fate_at;
   };
+  struct Record {
+    std::string path;
+    std::string name;
+    std::deque<Event> events;
+    std::vector<FileIdentity> files;
+    std::deque<Attempt> attempts;
+  };
 
   Record& Touch(const std::string& path);
   static void Append(Record& record, Event event);
+  static const Attempt* FindAttempt(const Record& record, const LoadOptions& options);
+  void Forget(const Record& record, const Attempt& attempt);
+  static void Decide(Record& record, Attempt outcome);
   [[nodiscard]] const Record* Find(const Wanted& wanted) const;
 
   std::list<Record> records_;  // most recently touched first

@@ -66,10 +66,14 @@ void Jobs::AddWaiter(Job& job, Waiter waiter) {
   if (waiter.deadline != kNoDeadline) {
     deadlines_.insert({waiter.deadline, job.id, waiter.session, waiter.request_id});
   }
+  ++waiting_[waiter.session];
   job.waiters.push_back(std::move(waiter));
 }
 
-void Jobs::RemoveWaiterDeadline(const Job& job, const Waiter& waiter) {
+void Jobs::CountOut(const Job& job, const Waiter& waiter) {
+  if (auto found = waiting_.find(waiter.session); --found->second == 0) {
+    waiting_.erase(found);
+  }
   deadlines_.erase({waiter.deadline, job.id, waiter.session, waiter.request_id});
 }
 
@@ -134,6 +138,23 @@ bool Jobs::Join(const ModelId& id, Waiter waiter, bool pin) {
   return true;
 }
 
+std::optional<Error> Jobs::CheckQueue(std::size_t descriptors) const {
+  const std::size_t held = queued_descriptors_ + descriptors;
+  if (running_ < limits_.max_running || held <= limits_.max_queued_descriptors) {
+    return std::nullopt;
+  }
+  return Error{ErrorCode::kLimit,
+               "queued loads would hold " + std::to_string(held) +
+                   " descriptors, limit of all together " +
+                   std::to_string(limits_.max_queued_descriptors) + " (a quarter of RLIMIT_NOFILE)",
+               0};
+}
+
+std::size_t Jobs::WaitingCount(SessionId session) const {
+  auto found = waiting_.find(session);
+  return found == waiting_.end() ? 0 : found->second;
+}
+
 void Jobs::Load(LoadSpec spec, Waiter waiter, TimePoint now, Actions& out) {
   Job& job = jobs_.at(NewJob(JobKind::kLoad));
   job.name = spec.name;
@@ -144,6 +165,7 @@ void Jobs::Load(LoadSpec spec, Waiter waiter, TimePoint now, Actions& out) {
   job.spec = std::move(spec);
   AddWaiter(job, std::move(waiter));
   loading_[job.request.model_id] = job.id;
+  queued_descriptors_ += job.spec.files.size();
   queue_.push_back(job.id);
   Pump(now, out);
 }
@@ -184,6 +206,7 @@ void Jobs::Pump(TimePoint now, Actions& out) {
 }
 
 void Jobs::Start(Job& job, TimePoint now, Actions& out) {
+  queued_descriptors_ -= job.spec.files.size();
   job.phase = Phase::kRunning;
   job.started = now;
   const bool bounded = limits_.load_timeout < kNoDeadline - now;
@@ -229,7 +252,7 @@ void Jobs::RefuseWaiters(Job& job, const Error& error, Actions& out) {
   const MessageType type =
       job.request.kind == JobKind::kVerify ? MessageType::kVerify : MessageType::kOpen;
   for (const Waiter& waiter : job.waiters) {
-    RemoveWaiterDeadline(job, waiter);
+    CountOut(job, waiter);
     out.emplace_back(RefusedReply(waiter, type, error));
   }
   job.waiters.clear();
@@ -244,6 +267,7 @@ void Jobs::Abandon(Job& job, Actions& out) {
   std::erase(reserving_, job.id);
   if (job.phase == Phase::kQueued) {
     std::erase(queue_, job.id);
+    queued_descriptors_ -= job.spec.files.size();
     Forget(job);
     return;
   }
@@ -261,7 +285,8 @@ void Jobs::CancelIfUnwanted(Job& job, TimePoint now, Actions& out) {
   }
   if (job.request.kind == JobKind::kLoad) {
     ++counters_.cancelled_loads;
-    catalog_.history().Failed(job.spec.wanted.path, "cancelled: nobody waited any more", now);
+    catalog_.history().Failed(job.spec.wanted.path, job.spec.wanted.options,
+                              "cancelled: nobody waited any more", now);
     out.emplace_back(Note{Note::Level::kInfo, "load of " + job.name + " cancelled: nobody waits"});
   }
   Abandon(job, out);
@@ -270,7 +295,7 @@ void Jobs::CancelIfUnwanted(Job& job, TimePoint now, Actions& out) {
 void Jobs::FailLoad(Job& job, const Error& error, TimePoint now, Actions& out) {
   if (job.request.kind == JobKind::kLoad) {
     ++counters_.failed_loads;
-    catalog_.history().Failed(job.spec.wanted.path, error.message, now);
+    catalog_.history().Failed(job.spec.wanted.path, job.spec.wanted.options, error.message, now);
   }
   out.emplace_back(Note{Note::Level::kWarning, "job for " + job.name + ": " + error.message});
   RefuseWaiters(job, error, out);
@@ -284,29 +309,42 @@ void Jobs::Forget(Job& job) {
   }
   SetDeadline(job, kNoDeadline);
   for (const Waiter& waiter : job.waiters) {
-    RemoveWaiterDeadline(job, waiter);
+    CountOut(job, waiter);
   }
   const JobId id = job.id;  // the job goes with it
   jobs_.erase(id);
 }
 
-void Jobs::EndSession(SessionId session, TimePoint now, Actions& out) {
+template <typename Predicate>
+void Jobs::RemoveWaiters(Predicate leaves, TimePoint now, Actions& out) {
   std::vector<JobId> touched;
   for (auto& [id, job] : jobs_) {
-    const std::size_t before = job.waiters.size();
-    std::erase_if(job.waiters, [&, &owner = job](const Waiter& waiter) {
-      if (waiter.session == session) {
-        RemoveWaiterDeadline(owner, waiter);
-      }
-      return waiter.session == session;
-    });
-    if (job.waiters.size() != before) {
-      touched.push_back(id);
+    const auto stays_end =
+        std::stable_partition(job.waiters.begin(), job.waiters.end(),
+                              [&](const Waiter& waiter) { return !leaves(waiter); });
+    if (stays_end == job.waiters.end()) {
+      continue;
     }
+    for (auto waiter = stays_end; waiter != job.waiters.end(); ++waiter) {
+      CountOut(job, *waiter);
+    }
+    job.waiters.erase(stays_end, job.waiters.end());
+    touched.push_back(id);
   }
   for (JobId id : touched) {
     CancelIfUnwanted(jobs_.at(id), now, out);
   }
+}
+
+void Jobs::EndSession(SessionId session, TimePoint now, Actions& out) {
+  RemoveWaiters([&](const Waiter& waiter) { return waiter.session == session; }, now, out);
+}
+
+void Jobs::Withdraw(SessionId session, std::uint32_t request_id, TimePoint now, Actions& out) {
+  const auto leaves = [&](const Waiter& waiter) {
+    return waiter.session == session && waiter.request_id == request_id;
+  };
+  RemoveWaiters(leaves, now, out);
 }
 
 void Jobs::Shutdown(TimePoint now, Actions& out) {
@@ -355,11 +393,13 @@ void Jobs::OnTick(TimePoint now, Actions& out) {
       return waiter.session == due.session && waiter.request_id == due.request_id;
     });
     if (late != job.waiters.end()) {
-      const MessageType type =
-          job.request.kind == JobKind::kVerify ? MessageType::kVerify : MessageType::kOpen;
-      out.emplace_back(RefusedReply(
-          *late, type,
-          Error{ErrorCode::kTimeout, "the load of " + job.name + " did not finish in time", 0}));
+      const bool verifies = job.request.kind == JobKind::kVerify;
+      out.emplace_back(RefusedReply(*late, verifies ? MessageType::kVerify : MessageType::kOpen,
+                                    Error{ErrorCode::kTimeout,
+                                          (verifies ? "the verification of " : "the load of ") +
+                                              job.name + " did not finish in time",
+                                          0}));
+      CountOut(job, *late);
       job.waiters.erase(late);
       CancelIfUnwanted(job, now, out);
     }
@@ -393,15 +433,20 @@ void Jobs::OnExit(JobId id, const std::optional<Error>& error, TimePoint now, Ac
   Pump(now, out);
 }
 
+// Its last word is said: it may hold its place only for a moment longer.
+void Jobs::AwaitExit(Job& job, TimePoint now) {
+  job.phase = Phase::kFinished;
+  SetDeadline(job, now + kExitTimeout);
+}
+
 void Jobs::Publish(Job& job, TimePoint now, Actions& out) {
   loading_.erase(job.request.model_id);
-  job.phase = Phase::kFinished;
   for (const Waiter& waiter : job.waiters) {
-    RemoveWaiterDeadline(job, waiter);
+    CountOut(job, waiter);
     out.emplace_back(OpenedReply(catalog_, job.request.model_id, waiter, now));
   }
   job.waiters.clear();
-  SetDeadline(job, now + kExitTimeout);
+  AwaitExit(job, now);
 }
 
 std::vector<ModelInfo> Jobs::Loading(TimePoint now) const {
@@ -414,7 +459,7 @@ std::vector<ModelInfo> Jobs::Loading(TimePoint now) const {
     info.path = job.spec.wanted.path;
     info.format = job.request.format;
     info.state = "loading";
-    info.pinned = job.spec.pin;
+    info.pinned = job.spec.pin || catalog_.CarriesPin(job.spec.wanted.path);
     info.load_seconds = job.phase == Phase::kQueued ? 0 : Seconds(now - job.started);
     models.push_back(std::move(info));
   }

@@ -25,6 +25,9 @@ struct JobLimits {
   Duration load_timeout = std::chrono::minutes(30);
   std::uint64_t arena_max_bytes = 1U << 30U;
   std::uint64_t collapse_from_bytes = 4U << 20U;  // smaller models gain nothing from huge pages
+  std::size_t max_waiting_per_session = 64;       // opens and verifications without an answer
+  std::size_t max_leases_per_session = 65536;
+  std::size_t max_queued_descriptors = 256;  // of files, held by all queued loads together
 };
 
 // A request that is answered when its job is done.
@@ -72,6 +75,13 @@ class Jobs {
   // REQUIRES a resident model.
   void Verify(const ResidentModel& model, Waiter waiter, TimePoint now, Actions& out);
 
+  // kLimit when a load of so many files would have to queue and may not.
+  [[nodiscard]] std::optional<Error> CheckQueue(std::size_t descriptors) const;
+  // Requests of a session that wait for a job.
+  [[nodiscard]] std::size_t WaitingCount(SessionId session) const;
+
+  // Forgets a waiter, if it still waits; a load nobody waits for any more is cancelled.
+  void Withdraw(SessionId session, std::uint32_t request_id, TimePoint now, Actions& out);
   // Forgets the waiters of a session; loads nobody waits for any more are cancelled.
   void EndSession(SessionId session, TimePoint now, Actions& out);
   // Refuses all waiters and cancels everything.
@@ -86,9 +96,9 @@ class Jobs {
                     Actions& out);
   void OnReserve(JobId id, std::uint32_t request_id, ReserveRequest request, TimePoint now,
                  Actions& out);
-  void OnCommit(JobId id, std::uint32_t request_id, Actions& out);
+  void OnCommit(JobId id, std::uint32_t request_id, const CommitRequest& request, Actions& out);
   void OnProgress(JobId id, const LoaderProgressEvent& event, Actions& out);
-  void OnVerified(JobId id, const VerifiedEvent& event, Actions& out);
+  void OnVerified(JobId id, const VerifiedEvent& event, TimePoint now, Actions& out);
   // The loader said it failed, or broke the protocol: waiters learn why, the process is killed.
   void OnFailed(JobId id, const Error& error, TimePoint now, Actions& out);
   // The process is gone; `error` says how if it did not exit with 0.
@@ -136,6 +146,7 @@ class Jobs {
     ReserveRequest reserve;
     std::uint64_t charge_bytes = 0;
     std::uint32_t commit_id = 0;
+    std::uint64_t bytes_read = 0;  // of the files, as the loader says
   };
   // A waiter's deadline, or with session 0 the job's own.
   struct Deadline {
@@ -150,7 +161,11 @@ class Jobs {
   Job* FindIn(JobId id, Phase phase);
   JobId NewJob(JobKind kind);
   void AddWaiter(Job& job, Waiter waiter);
-  void RemoveWaiterDeadline(const Job& job, const Waiter& waiter);
+  // The waiter is about to leave the job.
+  void CountOut(const Job& job, const Waiter& waiter);
+  // Forgets the waiters `leaves` is true for; what nobody waits for any more is cancelled.
+  template <typename Predicate>
+  void RemoveWaiters(Predicate leaves, TimePoint now, Actions& out);
   void SetDeadline(Job& job, TimePoint at);
   void Hold(Job& job, const ArenaId& arena);
   void Unhold(Job& job, const ArenaId& arena);
@@ -170,6 +185,7 @@ class Jobs {
   [[nodiscard]] std::uint64_t PromisedBytes() const;
   ResidentModel MakeModel(Job& job, SealedModel sealed, TimePoint now) const;
   void Publish(Job& job, TimePoint now, Actions& out);
+  void AwaitExit(Job& job, TimePoint now);
   void Forget(Job& job);
 
   Catalog& catalog_;
@@ -177,6 +193,8 @@ class Jobs {
   std::map<JobId, Job> jobs_;
   std::unordered_map<ModelId, JobId> loading_;
   std::deque<JobId> queue_;  // loads and verifications that wait for a place
+  std::size_t queued_descriptors_ = 0;
+  std::unordered_map<SessionId, std::size_t> waiting_;
   std::deque<ModelId> to_collapse_;
   JobId collapse_;                    // the running one; 0 when none
   std::deque<JobId> reserving_;       // granted in this order

@@ -171,13 +171,15 @@ void Jobs::OnArenasCreated(JobId id, Result<std::vector<ArenaEntry>> created, Ti
   out.emplace_back(std::move(send));
 }
 
-void Jobs::OnCommit(JobId id, std::uint32_t request_id, Actions& out) {
+void Jobs::OnCommit(JobId id, std::uint32_t request_id, const CommitRequest& request,
+                    Actions& out) {
   Job* job = FindIn(id, Phase::kRunning);
   if (job == nullptr || job->own.empty()) {
     return;
   }
   job->phase = Phase::kSealing;
   job->commit_id = request_id;
+  job->bytes_read = request.bytes_read;
   out.emplace_back(SealArenas{id, job->request.model_id, job->borrowed, job->own});
 }
 
@@ -231,12 +233,11 @@ void Jobs::OnSealed(JobId id, Result<SealedModel> sealed, TimePoint now, Actions
   ResidentModel model = MakeModel(*job, std::move(*sealed), now);
   ++counters_.loads;
   counters_.load_seconds += model.load_seconds;
-  catalog_.history().Add(
-      model.path, "load",
-      std::to_string(held_bytes) + " bytes in " + std::to_string(model.load_seconds) + " s", now);
-  out.emplace_back(Note{Note::Level::kInfo, "loaded " + model.name + ": " +
-                                                std::to_string(held_bytes) + " bytes in " +
-                                                std::to_string(model.load_seconds) + " s"});
+  const std::string story = std::to_string(held_bytes) + " bytes in " +
+                            std::to_string(model.load_seconds) + " s, " +
+                            std::to_string(job->bytes_read) + " bytes read";
+  catalog_.history().Add(model.path, "load", story, now);
+  out.emplace_back(Note{Note::Level::kInfo, "loaded " + model.name + ": " + story});
   catalog_.Insert(std::move(model), now);
   Publish(*job, now, out);
   out.emplace_back(
@@ -263,18 +264,18 @@ void Jobs::OnProgress(JobId id, const LoaderProgressEvent& event, Actions& out) 
   }
 }
 
-void Jobs::OnVerified(JobId id, const VerifiedEvent& event, Actions& out) {
+void Jobs::OnVerified(JobId id, const VerifiedEvent& event, TimePoint now, Actions& out) {
   Job* job = FindIn(id, Phase::kRunning);
   if (job == nullptr || job->request.kind != JobKind::kVerify) {
     return;
   }
   for (const Waiter& waiter : job->waiters) {
-    RemoveWaiterDeadline(*job, waiter);
+    CountOut(*job, waiter);
     out.emplace_back(SendToClient{
         waiter.session, MessageType::kVerify, kFlagReply, waiter.request_id, event, {}});
   }
   job->waiters.clear();
-  job->phase = Phase::kFinished;
+  AwaitExit(*job, now);
 }
 
 void Jobs::OnFailed(JobId id, const Error& error, TimePoint now, Actions& out) {

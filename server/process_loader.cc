@@ -25,7 +25,7 @@ namespace {
 constexpr int kLoaderSocket = 3;
 constexpr int kCollapseNice = 10;
 
-constexpr std::array<std::string_view, 16> kKeptVariables{"PATH=",
+constexpr std::array<std::string_view, 15> kKeptVariables{"PATH=",
                                                           "HOME=",
                                                           "LANG=",
                                                           "LC_ALL=",
@@ -39,8 +39,7 @@ constexpr std::array<std::string_view, 16> kKeptVariables{"PATH=",
                                                           "ASAN_OPTIONS=",
                                                           "UBSAN_OPTIONS=",
                                                           "TSAN_OPTIONS=",
-                                                          "LSAN_OPTIONS=",
-                                                          "MODELCACHE_LOG="};
+                                                          "LSAN_OPTIONS="};
 
 // What posix_spawn takes besides the program; frees what it holds.
 class SpawnPlan {

@@ -151,22 +151,22 @@ TEST_CASE("Catalog: promised bytes are not given twice", "[unit]") {
 
 TEST_CASE("Catalog: the reason of a miss names the change", "[unit]") {
   CatalogFixture f;
-  CHECK(f.catalog.RecordMiss(f.Want(1, 72), f.clock.Now()).reason.kind == MissKind::kNeverLoaded);
-  const auto changed = f.catalog.RecordMiss(f.Want(2, 69), f.clock.Now()).reason;
+  CHECK(f.catalog.RecordMiss(f.Want(1, 72), f.clock.Now()).kind == MissKind::kNeverLoaded);
+  const auto changed = f.catalog.RecordMiss(f.Want(2, 69), f.clock.Now());
   CHECK(changed.kind == MissKind::kFileChanged);
   CHECK_THAT(changed.text, Contains("size of m.safetensors 72 -> 69 bytes"));
-  f.catalog.history().Failed("/m.safetensors", "needs 72, has 69", f.clock.Now());
+  f.catalog.history().Failed("/m.safetensors", {}, "needs 72, has 69", f.clock.Now());
   f.clock.Advance(seconds(3));
-  const auto failed = f.catalog.RecordMiss(f.Want(2, 69), f.clock.Now()).reason;
+  const auto failed = f.catalog.RecordMiss(f.Want(2, 69), f.clock.Now());
   CHECK(failed.kind == MissKind::kFailedBefore);
   CHECK_THAT(failed.text, Contains("3.0 s ago") && Contains("needs 72, has 69"));
-  f.catalog.history().Evicted("/m.safetensors", "on request", f.clock.Now());
-  const auto evicted = f.catalog.RecordMiss(f.Want(2, 69), f.clock.Now()).reason;
+  f.catalog.history().Evicted("/m.safetensors", {}, "on request", f.clock.Now());
+  const auto evicted = f.catalog.RecordMiss(f.Want(2, 69), f.clock.Now());
   CHECK(evicted.kind == MissKind::kEvicted);
   CHECK_THAT(evicted.text, Contains("on request"));
   Wanted other = f.Want(3, 69);
   other.options.format = "torch";
-  CHECK(f.catalog.RecordMiss(other, f.clock.Now()).reason.kind == MissKind::kOtherOptions);
+  CHECK(f.catalog.RecordMiss(other, f.clock.Now()).kind == MissKind::kOtherOptions);
   CHECK(f.catalog.counters().AllMisses() == 5);
 }
 
@@ -189,8 +189,11 @@ TEST_CASE("Catalog: a pin moves on to what supersedes the model", "[unit]") {
   CatalogFixture f;
   const ModelId pinned = f.Add(1, 72, "/m.safetensors");
   f.catalog.SetPinned(pinned, true, f.clock.Now());
-  CHECK(f.catalog.RecordMiss(f.Want(2, 69), f.clock.Now()).pinned);
+  f.catalog.RecordMiss(f.Want(2, 69), f.clock.Now());
   CHECK(f.catalog.Find(pinned) == nullptr);
+  CHECK(f.catalog.CarriesPin("/m.safetensors"));
+  CHECK(f.catalog.Find(f.Add(2, 69, "/m.safetensors"))->pinned);
+  CHECK_FALSE(f.catalog.CarriesPin("/m.safetensors"));
 }
 
 TEST_CASE("Catalog: the same path on another device supersedes nothing", "[unit]") {
@@ -303,6 +306,32 @@ TEST_CASE("History: hits in a row are one event", "[unit]") {
   const auto events = history.Of("/a", clock.Now());
   REQUIRE(events.size() == 1);
   CHECK_THAT(events[0].reason, Contains("1000 times"));
+}
+
+TEST_CASE("History: each way to read a file has a fate of its own", "[unit]") {
+  CatalogFixture f;
+  History history;
+  Wanted automatic = f.Want(1, 72);
+  Wanted torch = f.Want(2, 72);
+  torch.options.format = "torch";
+  history.Load(automatic, "", f.clock.Now());
+  history.Load(torch, "", f.clock.Now());
+  history.Evicted(automatic.path, automatic.options, "on request", f.clock.Now());
+  history.Failed(torch.path, torch.options, "not a checkpoint", f.clock.Now());
+  CHECK(history.ExplainMiss(automatic, f.clock.Now()).kind == MissKind::kEvicted);
+  CHECK(history.ExplainMiss(torch, f.clock.Now()).kind == MissKind::kFailedBefore);
+  CHECK(history.PathOf(automatic.id) == automatic.path);
+  CHECK(history.PathOf(torch.id) == torch.path);
+  Wanted changed = f.Want(3, 69);
+  history.Load(changed, "", f.clock.Now());
+  CHECK(history.PathOf(automatic.id).empty());
+  changed.options.format = "torch";
+  CHECK(history.ExplainMiss(changed, f.clock.Now()).kind == MissKind::kOtherOptions);
+  for (std::size_t i = 0; i < 2 * kMaxHistoryOptions; ++i) {
+    changed.options.device = "cuda:" + std::to_string(i);
+    history.Load(changed, "", f.clock.Now());
+  }
+  CHECK(history.ExplainMiss(f.Want(3, 69), f.clock.Now()).kind == MissKind::kOtherOptions);
 }
 
 TEST_CASE("Identity: names count only among several files, options always", "[unit]") {

@@ -140,6 +140,197 @@ TEST_CASE("Dispatcher: the last waiter's end cancels the load", "[unit]") {
   CHECK(f.dispatcher.job_count() == 0);
 }
 
+TEST_CASE("Dispatcher: a withdrawn open is forgotten while its session lives", "[unit]") {
+  ServerFixture f;
+  const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1), 5));
+  (void)f.Open(1, f.Request("/m"), f.Stat(1), 6);
+  (void)f.Open(2, f.Request("/m"), f.Stat(1), 5);
+  CHECK(f.dispatcher.OnCancel({SessionId{1}, 5}, f.clock.Now()).empty());
+  CHECK(f.dispatcher.OnCancel({SessionId{1}, 5}, f.clock.Now()).empty());  // once more
+  CHECK(f.dispatcher.OnCancel({SessionId{2}, 5}, f.clock.Now()).empty());
+  const Actions last = f.dispatcher.OnCancel({SessionId{1}, 6}, f.clock.Now());
+  REQUIRE(Only<CancelJob>(last).size() == 1);
+  CHECK(Only<CancelJob>(last)[0]->job == job);
+  CHECK(Only<SendToClient>(last).empty());
+  CHECK(f.Status().loading == 0);
+}
+
+TEST_CASE("Dispatcher: a withdrawn open gets no answer, the others do", "[unit]") {
+  ServerFixture f;
+  OpenRequest hasty = f.Request("/m");
+  hasty.timeout_ms = 100;
+  const JobId job = f.StartedJob(f.Open(1, hasty, f.Stat(1), 5));
+  (void)f.Open(2, f.Request("/m"), f.Stat(1), 9);
+  CHECK(f.dispatcher.OnCancel({SessionId{1}, 5}, f.clock.Now()).empty());
+  f.clock.Advance(milliseconds(200));
+  CHECK(f.dispatcher.OnTick(f.clock.Now()).empty());
+  const Actions sealed = f.Load(job, 100);
+  REQUIRE(Only<SendToClient>(sealed).size() == 1);
+  CHECK(Only<SendToClient>(sealed)[0]->request_id == 9);
+  CHECK(f.Status().leases == 1);
+}
+
+TEST_CASE("Dispatcher: a session may wait for a bounded number of answers", "[unit]") {
+  JobLimits limits;
+  limits.max_waiting_per_session = 2;
+  ServerFixture f(1000, limits);
+  const ModelId resident = f.Resident("/r", f.Stat(9), 10);
+  const JobId job = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1), 1));
+  (void)f.Open(1, f.Request("/a"), f.Stat(1), 2);
+  const Actions third = f.Open(1, f.Request("/b"), f.Stat(2), 3);
+  REQUIRE(Refusal(third) != nullptr);
+  CHECK(Refusal(third)->code == ErrorCode::kLimit);
+  CHECK_THAT(Refusal(third)->message, Contains("2 requests") && Contains("limit 2"));
+  const Actions verify = f.dispatcher.OnVerify({SessionId{1}, 4}, {resident.Hex()}, f.clock.Now());
+  REQUIRE(Refusal(verify) != nullptr);
+  CHECK(Refusal(verify)->code == ErrorCode::kLimit);
+  CHECK(f.StartedJob(f.Open(2, f.Request("/b"), f.Stat(2))).value != 0);  // another session
+  (void)f.Load(job, 100);
+  CHECK(Refusal(f.Open(1, f.Request("/b"), f.Stat(2), 5)) == nullptr);
+}
+
+TEST_CASE("Dispatcher: every way a wait ends makes room for another", "[unit]") {
+  JobLimits limits;
+  limits.max_waiting_per_session = 1;
+  ServerFixture f(1000, limits);
+  OpenRequest hasty = f.Request("/a");
+  hasty.timeout_ms = 100;
+  const JobId job = f.StartedJob(f.Open(1, hasty, f.Stat(1), 1));
+  REQUIRE(Refusal(f.Open(1, f.Request("/b"), f.Stat(2), 2)) != nullptr);
+  SECTION("its deadline") {
+    f.clock.Advance(milliseconds(100));
+    (void)f.dispatcher.OnTick(f.clock.Now());
+  }
+  SECTION("a failure") {
+    (void)f.dispatcher.OnLoaderFailed(job, Error{ErrorCode::kBadFile, "x", 0}, f.clock.Now());
+  }
+  SECTION("its withdrawal") { (void)f.dispatcher.OnCancel({SessionId{1}, 1}, f.clock.Now()); }
+  SECTION("its answer") { (void)f.Load(job, 10); }
+  SECTION("the end of the session") {
+    f.dispatcher.OnConnected();
+    (void)f.dispatcher.OnDisconnected(SessionId{1}, f.clock.Now());
+  }
+  CHECK(Refusal(f.Open(1, f.Request("/b"), f.Stat(2), 3)) == nullptr);
+}
+
+TEST_CASE("Dispatcher: a session may hold a bounded number of leases", "[unit]") {
+  JobLimits limits;
+  limits.max_leases_per_session = 2;
+  ServerFixture f(1000, limits);
+  f.Resident("/m", f.Stat(1), 100);
+  const Actions first = f.Open(1, f.Request("/m"), f.Stat(1), 1);
+  REQUIRE(SentBody<OpenReply>(first) != nullptr);
+  (void)f.Open(1, f.Request("/m"), f.Stat(1), 2);
+  const Actions third = f.Open(1, f.Request("/m"), f.Stat(1), 3);
+  REQUIRE(Refusal(third) != nullptr);
+  CHECK(Refusal(third)->code == ErrorCode::kLimit);
+  CHECK_THAT(Refusal(third)->message, Contains("2 leases") && Contains("limit 2"));
+  CHECK(SentBody<OpenReply>(f.Open(2, f.Request("/m"), f.Stat(1), 1)) != nullptr);
+  (void)f.dispatcher.OnRelease(SessionId{1}, {SentBody<OpenReply>(first)->lease}, f.clock.Now());
+  CHECK(SentBody<OpenReply>(f.Open(1, f.Request("/m"), f.Stat(1), 4)) != nullptr);
+}
+
+TEST_CASE("Dispatcher: queued loads hold a bounded number of descriptors", "[unit]") {
+  JobLimits limits;
+  limits.max_running = 1;
+  limits.max_queued_descriptors = 2;
+  ServerFixture f(1000, limits);
+  const JobId running = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1)));
+  CHECK(f.Open(2, f.Request("/b"), f.Stat(2)).size() == 1);  // a note: it queues
+  CHECK(f.Open(3, f.Request("/c"), f.Stat(3)).size() == 1);
+  const Actions fourth = f.Open(4, f.Request("/d"), f.Stat(4));
+  REQUIRE(Refusal(fourth) != nullptr);
+  CHECK(Refusal(fourth)->code == ErrorCode::kLimit);
+  CHECK_THAT(Refusal(fourth)->message, Contains("3 descriptors") && Contains("together 2"));
+  CHECK(f.Status().misses == 3);
+  f.dispatcher.OnConnected();
+  (void)f.dispatcher.OnDisconnected(SessionId{3}, f.clock.Now());  // leaves the queue
+  CHECK(Refusal(f.Open(4, f.Request("/d"), f.Stat(4))) == nullptr);
+  CHECK(Refusal(f.Open(5, f.Request("/e"), f.Stat(5))) != nullptr);
+  (void)f.Load(running, 10);
+  CHECK(f.StartedJob(f.Exit(running)).value != 0);  // the next one starts
+  CHECK(Refusal(f.Open(5, f.Request("/e"), f.Stat(5))) == nullptr);
+}
+
+TEST_CASE("Dispatcher: two indexes in one folder both stay hits", "[unit]") {
+  ServerFixture f;
+  const auto open = [&](const std::string& index, std::uint64_t inode) {
+    OpenRequest request;
+    request.files = {{index, "/f/" + index}, {"1.safetensors", "/f/1.safetensors"}};
+    std::vector<OpenedFile> files;
+    files.push_back({UniqueFd(), f.Stat(inode)});
+    files.push_back({UniqueFd(), f.Stat(inode + 1)});
+    return f.dispatcher.OnOpen({SessionId{1}, 1}, request, std::move(files), f.clock.Now());
+  };
+  for (const auto& [index, inode] :
+       {std::pair("model.safetensors.index.json", 10), std::pair("model.fp16.index.json", 20)}) {
+    const JobId job = f.StartedJob(open(index, static_cast<std::uint64_t>(inode)));
+    const Actions sealed = f.Load(job, 100);
+    REQUIRE(SentBody<OpenReply>(sealed) != nullptr);
+    CHECK(SentBody<OpenReply>(sealed)->reason == "never loaded");
+    (void)f.Exit(job);
+  }
+  CHECK(SentBody<OpenReply>(open("model.safetensors.index.json", 10))->hit);
+  CHECK(SentBody<OpenReply>(open("model.fp16.index.json", 20))->hit);
+  CHECK(f.dispatcher.catalog().Resolve("/f/model.fp16.index.json").ok());
+  CHECK(f.dispatcher.catalog().Resolve("/f").error().code == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("Dispatcher: a pin outlives loads that fail", "[unit]") {
+  ServerFixture f;
+  const ModelId old = f.Resident("/m", f.Stat(1), 100);
+  (void)f.dispatcher.OnPin({SessionId{1}, 1}, {old.Hex(), true}, f.clock.Now());
+  const JobId failing = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(2)));
+  CHECK(f.dispatcher.catalog().CarriesPin("/m"));
+  (void)f.dispatcher.OnLoaderFailed(failing, Error{ErrorCode::kBadFile, "x", 0}, f.clock.Now());
+  (void)f.Exit(failing);
+  SECTION("and holds the next version that loads") {
+    const ModelId next = f.Resident("/m", f.Stat(3), 100);
+    CHECK(f.dispatcher.catalog().Find(next)->pinned);
+    CHECK_FALSE(f.dispatcher.catalog().CarriesPin("/m"));
+  }
+  SECTION("and can be taken away meanwhile") {
+    CHECK(Refusal(f.dispatcher.OnPin({SessionId{1}, 2}, {"/m", false}, f.clock.Now())) == nullptr);
+    CHECK(Refusal(f.dispatcher.OnPin({SessionId{1}, 3}, {"/m", false}, f.clock.Now())) != nullptr);
+    const ModelId next = f.Resident("/m", f.Stat(3), 100);
+    CHECK_FALSE(f.dispatcher.catalog().Find(next)->pinned);
+  }
+}
+
+TEST_CASE("Dispatcher: a verifier that does not exit is ended, and its askers have deadlines",
+          "[unit]") {
+  ServerFixture f;
+  f.Resident("/m", f.Stat(1), 100);
+  const JobId job =
+      f.StartedJob(f.dispatcher.OnVerify({SessionId{1}, 3}, {"/m", 100}, f.clock.Now()));
+  SECTION("after its answer") {
+    (void)f.dispatcher.OnVerified(job, {}, f.clock.Now());
+    CHECK(f.dispatcher.NextDeadline() <= f.clock.Now() + seconds(10));
+    f.clock.Advance(seconds(10));
+    CHECK(Only<CancelJob>(f.dispatcher.OnTick(f.clock.Now())).size() == 1);
+  }
+  SECTION("before its answer") {
+    f.clock.Advance(milliseconds(100));
+    const Actions late = f.dispatcher.OnTick(f.clock.Now());
+    REQUIRE(Refusal(late) != nullptr);
+    CHECK(Refusal(late)->code == ErrorCode::kTimeout);
+    CHECK_THAT(Refusal(late)->message, Contains("verification"));
+    CHECK(Only<CancelJob>(late).size() == 1);
+  }
+}
+
+TEST_CASE("Dispatcher: the history of a load says how much was read", "[unit]") {
+  ServerFixture f;
+  const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
+  std::vector<ArenaId> own;
+  (void)f.Create(f.Reserve(job, 100), &own);
+  (void)f.dispatcher.OnCommit(job, 8, CommitRequest{12345});
+  (void)f.dispatcher.OnSealed(job, f.Sealed(own, 100), f.clock.Now());
+  const Actions why = f.dispatcher.OnWhy({SessionId{1}, 7}, {"/m"}, f.clock.Now());
+  REQUIRE(SentBody<WhyReply>(why) != nullptr);
+  CHECK_THAT(SentBody<WhyReply>(why)->history.back().reason, Contains("12345 bytes read"));
+}
+
 TEST_CASE("Dispatcher: a waiter whose deadline passes is told, the others wait on", "[unit]") {
   ServerFixture f;
   OpenRequest hasty = f.Request("/m");
@@ -379,7 +570,7 @@ TEST_CASE("Dispatcher: verify holds the arenas and passes the answer on", "[unit
   CHECK(Only<CloseArenas>(f.dispatcher.OnEvict({SessionId{1}, 9}, {"/m"}, f.clock.Now())).empty());
   VerifyReply verified;
   verified.ok = true;
-  const Actions answered = f.dispatcher.OnVerified(job, verified);
+  const Actions answered = f.dispatcher.OnVerified(job, verified, f.clock.Now());
   REQUIRE(SentBody<VerifyReply>(answered) != nullptr);
   CHECK(SentBody<VerifyReply>(answered)->ok);
   CHECK(Only<CloseArenas>(f.Exit(job)).size() == 1);

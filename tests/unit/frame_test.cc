@@ -127,6 +127,25 @@ TEST_CASE("FrameReader: unannounced descriptors cannot pile up", "[unit]") {
   CHECK(fed.error().code == ErrorCode::kProtocol);
 }
 
+TEST_CASE("FrameReader: a frame's worth of descriptors may wait for their frame, no more",
+          "[unit]") {
+  FrameReader reader;
+  const auto feed = [&](std::size_t count) {
+    std::vector<UniqueFd> some;
+    for (std::size_t i = 0; i < count; ++i) {
+      some.push_back(Null());
+    }
+    REQUIRE(reader.Feed({}, std::move(some)).ok());
+  };
+  feed(253);
+  CHECK(reader.Next().ok());
+  feed(1);
+  const auto next = reader.Next();
+  REQUIRE_FALSE(next.ok());
+  CHECK(next.error().code == ErrorCode::kProtocol);
+  CHECK_THAT(next.error().message, Contains("254 descriptors") && Contains("limit 253"));
+}
+
 TEST_CASE("FrameChannel: a frame larger than the socket buffer arrives whole", "[unit]") {
   auto pair = MakeSocketPair();
   REQUIRE(pair.ok());
