@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "client/process_state.h"
@@ -18,8 +19,8 @@ namespace modelcache {
 namespace {
 
 constexpr std::size_t kMaxQueuedEvents = 64;  // progress nobody has time for is dropped
-constexpr std::size_t kReleaseBatch = 64;     // a writable Unix socket has room for more than that
-constexpr auto kReleaseTimeout = std::chrono::milliseconds(100);
+constexpr std::size_t kNoticeBatch = 64;      // a writable Unix socket has room for more than that
+constexpr auto kNoticeTimeout = std::chrono::milliseconds(100);
 
 Error ProtocolError(std::string message) {
   return Error{ErrorCode::kProtocol, "the daemon " + std::move(message), 0};
@@ -98,11 +99,33 @@ Result<Frame> Connection::Call(const Request& request, const EventHandler& on_ev
     waiters_[id] = &waiter;
   }
   Result<void> sent = SendFrame(request, id);
+  const bool sent_ok = sent.ok();
   Result<Frame> reply =
-      sent.ok() ? Await(waiter, request, on_event) : Result<Frame>(std::move(sent).error());
-  const std::lock_guard lock(mutex_);
-  waiters_.erase(id);
+      sent_ok ? Await(waiter, request, on_event) : Result<Frame>(std::move(sent).error());
+  Leave(id, request.type, sent_ok);
   return reply;
+}
+
+// What the daemon still has for a request that is given up goes back to it.
+void Connection::Leave(std::uint32_t request_id, MessageType type, bool sent) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = waiters_.find(request_id);
+    const Waiter waiter = std::move(*found->second);
+    waiters_.erase(found);
+    if (waiter.answered || !sent) {
+      return;
+    }
+    bool late = false;
+    for (const Frame& frame : waiter.frames) {
+      late = late || frame.header.IsReply();
+      ReturnLease(frame);
+    }
+    if (!late && (type == MessageType::kOpen || type == MessageType::kVerify)) {
+      notices_.push_back({MessageType::kCancel, request_id, Encode(EmptyReply{})});
+    }
+  }
+  FlushNotices();
 }
 
 Result<void> Connection::SendFrame(const Request& request, std::uint32_t request_id) {
@@ -117,7 +140,7 @@ Result<void> Connection::SendFrame(const Request& request, std::uint32_t request
   if (!sent.ok() && sent.error().code != ErrorCode::kLimit) {
     Break(sent.error());  // part of a frame may have gone out
   }
-  FlushReleases();
+  FlushNotices();
   return sent;
 }
 
@@ -136,6 +159,7 @@ Result<Frame> Connection::Await(Waiter& waiter, const Request& request,
       }
       continue;
     }
+    waiter.answered = true;
     if (frame->header.IsError()) {
       return ErrorOf(*frame);
     }
@@ -197,10 +221,15 @@ void Connection::Dispatch(Frame frame) {
     }
     return;
   }
-  // The answer to an open nobody waits for any more still gave us a lease.
+  ReturnLease(frame);
+}
+
+// The answer to an open nobody waits for any more still gave us a lease. REQUIRES mutex_ held.
+void Connection::ReturnLease(const Frame& frame) {
+  const FrameHeader& header = frame.header;
   if (header.type == MessageType::kOpen && header.IsReply() && !header.IsError()) {
     if (Result<OpenReply> reply = Decode<OpenReply>(frame.body); reply.ok()) {
-      releases_.push_back(LeaseId{reply->lease});
+      notices_.push_back({MessageType::kRelease, 0, Encode(ReleaseRequest{reply->lease})});
     }
   }
 }
@@ -222,27 +251,28 @@ void Connection::Release(LeaseId lease) {
     if (broken_) {
       return;
     }
-    releases_.push_back(lease);
+    notices_.push_back({MessageType::kRelease, 0, Encode(ReleaseRequest{lease.value})});
   }
-  FlushReleases();
+  FlushNotices();
 }
 
-std::vector<LeaseId> Connection::TakeReleases() {
+std::vector<Connection::Notice> Connection::TakeNotices() {
   const std::lock_guard lock(mutex_);
   const auto first =
-      releases_.end() - static_cast<std::ptrdiff_t>(std::min(releases_.size(), kReleaseBatch));
-  std::vector<LeaseId> batch(first, releases_.end());
-  releases_.erase(first, releases_.end());
+      notices_.end() - static_cast<std::ptrdiff_t>(std::min(notices_.size(), kNoticeBatch));
+  std::vector<Notice> batch(std::make_move_iterator(first),
+                            std::make_move_iterator(notices_.end()));
+  notices_.erase(first, notices_.end());
   return batch;
 }
 
-// A thread that finds the sender busy leaves its releases to it: the sender looks again after it
+// A thread that finds the sender busy leaves its notices to it: the sender looks again after it
 // has let go of send_mutex_.
-void Connection::FlushReleases() {
+void Connection::FlushNotices() {
   while (true) {
     {
       const std::lock_guard lock(mutex_);
-      if (releases_.empty() || broken_) {
+      if (notices_.empty() || broken_) {
         return;
       }
     }
@@ -250,12 +280,12 @@ void Connection::FlushReleases() {
     if (!sending.owns_lock() || !WritableNow(channel_.fd())) {
       return;
     }
-    for (const LeaseId lease : TakeReleases()) {
+    for (const Notice& notice : TakeNotices()) {
       FrameHeader header;
-      header.type = MessageType::kRelease;
+      header.type = notice.type;
       header.flags = kFlagEvent;
-      auto sent = channel_.Send(header, Encode(ReleaseRequest{lease.value}), {},
-                                DeadlineAfter(kReleaseTimeout));
+      header.request_id = notice.request_id;
+      auto sent = channel_.Send(header, notice.body, {}, DeadlineAfter(kNoticeTimeout));
       if (!sent.ok()) {
         Break(std::move(sent).error());
         return;

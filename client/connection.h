@@ -48,6 +48,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // Sends the request and waits for its reply. Errors: those the daemon replies, kTimeout,
   // kUnavailable (the connection is broken), kProtocol, kLimit, what `on_event` gives, kSystem.
+  // A request that is given up is withdrawn from the daemon, which then need not load for it.
   Result<Frame> Call(const Request& request, const EventHandler& on_event = nullptr);
 
   // Ends a lease. Never waits for the daemon: what the socket cannot take now goes out before the
@@ -71,6 +72,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
  private:
   struct Waiter {
     std::deque<Frame> frames;
+    bool answered = false;
+  };
+
+  // An event that goes out when the socket has room for it.
+  struct Notice {
+    MessageType type = MessageType::kRelease;
+    std::uint32_t request_id = 0;
+    std::string body;
   };
 
   explicit Connection(UniqueFd socket);
@@ -80,9 +89,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   [[nodiscard]] Result<Frame> Await(Waiter& waiter, const Request& request,
                                     const EventHandler& on_event);
   void Dispatch(Frame frame);
+  void ReturnLease(const Frame& frame);
   void Break(Error error);
-  void FlushReleases();
-  [[nodiscard]] std::vector<LeaseId> TakeReleases();  // a batch the socket surely takes
+  void Leave(std::uint32_t request_id, MessageType type, bool sent);
+  void FlushNotices();
+  [[nodiscard]] std::vector<Notice> TakeNotices();  // a batch the socket surely takes
 
   FrameChannel channel_;
   HelloReply hello_;
@@ -96,7 +107,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool receiving_ = false;  // one of the waiting threads reads the socket
   std::uint32_t last_id_ = 0;
   std::unordered_map<std::uint32_t, Waiter*> waiters_;
-  std::vector<LeaseId> releases_;
+  std::vector<Notice> notices_;
   std::optional<Error> broken_;
 };
 

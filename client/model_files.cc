@@ -313,7 +313,10 @@ std::string AbsolutePath(const std::string& path) {
 }
 
 std::string ModelReference(const std::string& model) {
-  return model.find('/') == std::string::npos ? model : AbsolutePath(model);
+  const bool is_path = model.starts_with('/') || model.starts_with("./") ||
+                       model.starts_with("../") ||
+                       (model.find('/') != std::string::npos && ::access(model.c_str(), F_OK) == 0);
+  return is_path ? AbsolutePath(model) : model;
 }
 
 }  // namespace modelcache

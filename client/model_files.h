@@ -27,8 +27,8 @@ Result<ModelFiles> OpenModelFiles(const std::vector<std::string>& paths);
 // `path` made absolute and without "." and empty parts; ".." and symlinks stay.
 std::string AbsolutePath(const std::string& path);
 
-// How the daemon knows a model a user names: a name or an id as it is, a path (anything with a
-// slash) made absolute.
+// How the daemon knows a model a user names: a path made absolute, a name or an id as it is. A path
+// begins with "/", "./" or "../", or has a slash and exists: names may have slashes too.
 std::string ModelReference(const std::string& model);
 
 }  // namespace modelcache

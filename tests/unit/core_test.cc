@@ -309,7 +309,7 @@ TEST_CASE("Core: an answer that comes after the caller gave up is released", "[u
     if (request.header.type == MessageType::kOpen) {
       open.header = request.header;
       session.Event(request, MessageType::kProgress, ProgressEvent{1, 2});
-    } else {
+    } else if (request.header.type == MessageType::kList) {
       session.Reply(open, built.reply);
       session.Reply(request, ListReply{});
     }
@@ -321,6 +321,67 @@ TEST_CASE("Core: an answer that comes after the caller gave up is released", "[u
   CHECK(CallControl(*client, "list", "").ok());
   CHECK(CallControl(*client, "list", "").ok());
   CHECK(world.daemon.WaitForFrames(MessageType::kRelease, 1));
+}
+
+TEST_CASE("Core: a caller that gives up withdraws its open from the daemon", "[unit]") {
+  std::uint32_t opened = 0;
+  std::uint32_t withdrawn = 0;
+  std::uint8_t flags = 0;
+  World world([&](FakeSession& session, const Frame& request) {
+    if (request.header.type == MessageType::kOpen) {
+      opened = request.header.request_id;
+      session.Event(request, MessageType::kProgress, ProgressEvent{1, 2});
+    } else if (request.header.type == MessageType::kCancel) {
+      withdrawn = request.header.request_id;
+      flags = request.header.flags;
+    } else {
+      session.Reply(request, ListReply{});
+    }
+  });
+  const auto client = world.Connect();
+  OpenOptions options;
+  options.progress = [](const ProgressEvent&) { return false; };
+  CHECK(client->Open({world.file}, options).error().code == ErrorCode::kCancelled);
+  CHECK(world.daemon.WaitForFrames(MessageType::kCancel, 1));
+  CHECK(CallControl(*client, "list", "").ok());  // answered after the handler saw the withdrawal
+  CHECK(withdrawn == opened);
+  CHECK(flags == kFlagEvent);
+}
+
+TEST_CASE("Core: an answer already here when the caller gives up is released, not withdrawn",
+          "[unit]") {
+  BuiltModel built = BuildModel({Floats("w", 8, 1)});
+  Frame open;
+  World world([&](FakeSession& session, const Frame& request) {
+    if (request.header.type == MessageType::kOpen) {
+      open.header = request.header;
+      session.Event(request, MessageType::kProgress, ProgressEvent{1, 2});
+    } else if (request.header.type == MessageType::kList) {
+      session.Reply(open, built.reply);
+      session.Reply(request, ListReply{});
+    }
+  });
+  const auto client = world.Connect();
+  OpenOptions options;
+  options.progress = [&](const ProgressEvent&) {
+    // Another request reads the answer to the open for us.
+    CHECK(CallControl(*client, "list", "").ok());
+    return false;
+  };
+  CHECK(client->Open({world.file}, options).error().code == ErrorCode::kCancelled);
+  CHECK(world.daemon.WaitForFrames(MessageType::kRelease, 1));
+  CHECK(CallControl(*client, "list", "").ok());
+  CHECK(world.daemon.Frames(MessageType::kCancel) == 0);
+}
+
+TEST_CASE("Core: a refused open is not withdrawn", "[unit]") {
+  World world([](FakeSession& session, const Frame& request) {
+    session.Fail(request, ErrorCode::kBadFile, "x");
+  });
+  const auto client = world.Connect();
+  CHECK(client->Open({world.file}, {}).error().code == ErrorCode::kBadFile);
+  CHECK_FALSE(CallControl(*client, "list", "").ok());
+  CHECK(world.daemon.Frames(MessageType::kCancel) == 0);
 }
 
 TEST_CASE("Core: progress reaches the opening thread in order", "[unit]") {

@@ -153,3 +153,21 @@ TEST_CASE("ModelFiles: paths are made absolute without resolving links", "[unit]
   CHECK(ModelReference("name") == "name");
   CHECK(ModelReference("/a//b") == "/a/b");
 }
+
+TEST_CASE("ModelFiles: a name with a slash is a name unless such a path exists", "[unit]") {
+  CHECK(ModelReference("org/model") == "org/model");
+  CHECK(ModelReference("./org/model") == AbsolutePath("org/model"));
+  CHECK(ModelReference("../org/model") == AbsolutePath("../org/model"));
+  const TempDir dir;
+  const std::string file = dir.Write("model", "x");
+  const std::string relative = std::filesystem::proximate(file).string();
+  REQUIRE(relative.find('/') != std::string::npos);
+  CHECK(ModelReference(relative) == AbsolutePath(relative));
+  const auto before = std::filesystem::current_path();
+  std::filesystem::create_directory(dir / "org");
+  std::filesystem::copy_file(file, dir / "org/model");
+  std::filesystem::current_path(dir / "");
+  const std::string found = ModelReference("org/model");
+  std::filesystem::current_path(before);
+  CHECK(found == AbsolutePath(dir / "org/model"));
+}
