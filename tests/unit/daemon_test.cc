@@ -165,6 +165,28 @@ TEST_CASE("Daemon: kill -9 of a client ends its leases, of the only waiter its l
   }));
 }
 
+TEST_CASE("Daemon: a withdrawn open ends its load, not its connection", "[unit]") {
+  RunningDaemon daemon;
+  REQUIRE(daemon.ready);
+  TestClient watcher = daemon.Client();
+  TestClient waiter = daemon.Client();
+  REQUIRE(waiter.SendOpen(daemon.folder.Write("h", "hang x")).ok());
+  REQUIRE(Eventually([&] { return watcher.Status()->reserved_bytes > 0; }));
+  FrameHeader cancel;
+  cancel.type = MessageType::kCancel;
+  cancel.flags = kFlagEvent;
+  cancel.request_id = 2;  // the hello was the first
+  const std::string bytes = EncodeFrame(cancel, "{}");
+  REQUIRE(SendAll(waiter.fd(), std::as_bytes(std::span(bytes)), {},
+                  DeadlineAfter(std::chrono::seconds(5)))
+              .ok());
+  CHECK(Eventually([&] {
+    const auto status = watcher.Status();
+    return status->reserved_bytes == 0 && status->loading == 0 && status->clients == 2;
+  }));
+  CHECK(waiter.Status().ok());  // and no answer to the open came before this one
+}
+
 TEST_CASE("Daemon: broken frames end their own connection only", "[unit]") {
   RunningDaemon daemon;
   REQUIRE(daemon.ready);
