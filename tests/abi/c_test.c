@@ -9,7 +9,7 @@ static int failures = 0;
 
 static void expect(int condition, const char* what) {
   if (!condition) {
-    fprintf(stderr, "failed: %s (last error: %s)\n", what, mc_last_error());
+    (void)fprintf(stderr, "failed: %s (last error: %s)\n", what, mc_last_error());
     ++failures;
   }
 }

@@ -135,7 +135,8 @@ TEST_CASE("FrameReader: a frame's worth of descriptors may wait for their frame,
     for (std::size_t i = 0; i < count; ++i) {
       some.push_back(Null());
     }
-    REQUIRE(reader.Feed({}, std::move(some)).ok());
+    const auto fed = reader.Feed({}, std::move(some));
+    REQUIRE(fed.ok());
   };
   feed(253);
   CHECK(reader.Next().ok());
