@@ -130,7 +130,7 @@ def test_request_before_hello(daemon):
 
 def test_unknown_type_is_answered_and_the_connection_stays(daemon):
     with Raw(daemon.socket) as peer:
-        for kind in (14, 31, 99, 255):
+        for kind in (15, 31, 99, 255):
             _, flags, reply, _ = peer.ask(kind)
             assert flags & wire.ERROR and reply["code"] == 11, (kind, reply)
         assert peer.ask(wire.STATUS)[1] == wire.REPLY
