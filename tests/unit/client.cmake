@@ -12,6 +12,9 @@ modelcache_test(client_test LABEL unit
   SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/attach_test.cc
     ${CMAKE_CURRENT_LIST_DIR}/autostart_test.cc
+    ${CMAKE_CURRENT_LIST_DIR}/client_cancel_test.cc
+    ${CMAKE_CURRENT_LIST_DIR}/client_connect_test.cc
+    ${CMAKE_CURRENT_LIST_DIR}/client_threads_test.cc
     ${CMAKE_CURRENT_LIST_DIR}/core_test.cc
     ${CMAKE_CURRENT_LIST_DIR}/description_test.cc
     ${CMAKE_CURRENT_LIST_DIR}/model_files_test.cc
