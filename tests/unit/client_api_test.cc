@@ -1,6 +1,7 @@
 // The C interface and its C++ wrapper, through the shared library.
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -84,6 +85,32 @@ TEST_CASE("Api: a model from open to close", "[unit]") {
   CHECK(model->Info().payload_bytes == 24);
   CHECK(std::string(model->Info().format) == "torchscript");
   CHECK(model->Tensors()[0].name() == "a");
+}
+
+TEST_CASE("Api: a model is a range of tensors with typed data", "[unit]") {
+  World world;
+  auto model = world.Connect().Open(world.file).ValueOrThrow();
+  std::string names;
+  for (const modelcache::TensorView& tensor : model) {
+    names += std::string(tensor.name()) + std::to_string(tensor.count());
+  }
+  CHECK(names == "a4b2");
+  const auto tensor = model.Find("b").ValueOrThrow();
+  CHECK(tensor.As<float>().ValueOrThrow()[1] == 8);
+  const auto wrong = tensor.As<std::int64_t>();
+  REQUIRE_FALSE(wrong.ok());
+  CHECK(wrong.error().message == "tensor 'b' is float32, not int64");
+  static_assert(modelcache::DtypeOf<std::uint8_t>() == "uint8");
+  static_assert(modelcache::DtypeOf<double>() == "float64");
+}
+
+TEST_CASE("Api: one call opens at the socket of the environment", "[unit]") {
+  World world;
+  REQUIRE(::setenv("MODELCACHE_SOCKET", (world.dir / "socket").c_str(), 1) == 0);
+  auto model = modelcache::Open(world.file);
+  REQUIRE(::unsetenv("MODELCACHE_SOCKET") == 0);
+  REQUIRE(model.ok());
+  CHECK(model->size() == 2);
 }
 
 TEST_CASE("Api: a list of two literals is two paths, not one string", "[unit]") {

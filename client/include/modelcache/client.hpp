@@ -1,9 +1,9 @@
 // client.hpp: a C++17 wrapper of modelcache.h, header only.
 //
-//   auto client = modelcache::Client::Connect();
-//   auto model = client.ok() ? client->Open("model.safetensors") : client.error();
+//   auto model = modelcache::Open("model.safetensors");
 //   if (!model.ok()) { std::cerr << model.error().message << '\n'; return 1; }
-//   for (const modelcache::TensorView& tensor : model->Tensors()) { … }
+//   for (const modelcache::TensorView& tensor : *model) { std::cout << tensor.name() << '\n'; }
+//   const float* weight = model->Find("weight").ValueOrThrow().As<float>().ValueOrThrow();
 //
 // Ownership: Client and Model are handles; copying a Model adds a reference to the same mapped
 // memory. A TensorView points into its Model and must not outlive every handle to it.
@@ -17,10 +17,12 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -88,6 +90,23 @@ class Dimensions {
   std::size_t size_;
 };
 
+// The dtype of a C++ type; does not compile for others.
+template <typename T>
+constexpr std::string_view DtypeOf() {
+  if constexpr (std::is_same_v<T, bool>) {
+    return "bool";
+  } else if constexpr (std::is_floating_point_v<T>) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+    return sizeof(T) == 4 ? "float32" : "float64";
+  } else {
+    static_assert(std::is_integral_v<T>, "no dtype is a plain C++ type of this kind");
+    constexpr std::string_view kNames[2][4] = {{"uint8", "uint16", "uint32", "uint64"},
+                                               {"int8", "int16", "int32", "int64"}};
+    constexpr int kSize = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
+    return kNames[std::is_signed_v<T> ? 1 : 0][kSize];
+  }
+}
+
 // One tensor: where its bytes are and what they mean. Cheap to copy; see the ownership rule above.
 class TensorView {
  public:
@@ -99,7 +118,28 @@ class TensorView {
   [[nodiscard]] std::string_view dtype() const { return mc_dtype_name(raw_.dtype); }
   [[nodiscard]] Dimensions shape() const { return {raw_.shape, raw_.ndim}; }
   [[nodiscard]] Dimensions stride() const { return {raw_.stride, raw_.ndim}; }
+  // Product of the shape.
+  [[nodiscard]] std::uint64_t count() const {
+    std::uint64_t product = 1;
+    for (const std::int64_t size : shape()) {
+      product *= static_cast<std::uint64_t>(size);
+    }
+    return product;
+  }
+
   [[nodiscard]] void* data() const { return raw_.data; }
+
+  // data() as T*, for the types C++ itself has. Strides are as they are.
+  // Errors: MC_INVALID_ARGUMENT when the tensor's dtype is not T's.
+  template <typename T>
+  [[nodiscard]] Result<T*> As() const {
+    if (dtype() != DtypeOf<T>()) {
+      return Failure{MC_INVALID_ARGUMENT, "tensor '" + std::string(name()) + "' is " +
+                                              std::string(dtype()) + ", not " +
+                                              std::string(DtypeOf<T>())};
+    }
+    return static_cast<T*>(raw_.data);
+  }
   [[nodiscard]] std::uint64_t nbytes() const { return raw_.nbytes; }
   [[nodiscard]] const mc_tensor& raw() const { return raw_; }
 
@@ -151,6 +191,31 @@ class Model {
     (void)mc_model_tensor_at(model_, index, &raw);
     return TensorView(raw);
   }
+
+  // for (const TensorView& tensor : model): in the order of the file.
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = TensorView;
+    using difference_type = std::ptrdiff_t;
+    using pointer = void;
+    using reference = TensorView;
+
+    Iterator(const Model* model, std::size_t index) : model_(model), index_(index) {}
+    TensorView operator*() const { return model_->At(index_); }
+    Iterator& operator++() {
+      ++index_;
+      return *this;
+    }
+    bool operator==(const Iterator& other) const { return index_ == other.index_; }
+    bool operator!=(const Iterator& other) const { return index_ != other.index_; }
+
+   private:
+    const Model* model_;
+    std::size_t index_;
+  };
+  [[nodiscard]] Iterator begin() const { return {this, 0}; }
+  [[nodiscard]] Iterator end() const { return {this, size()}; }
 
   // All tensors in the order of the file.
   [[nodiscard]] std::vector<TensorView> Tensors() const {
@@ -272,6 +337,13 @@ class Client {
 
   std::unique_ptr<mc_client, void (*)(mc_client*)> client_;
 };
+
+// Opens over a connection of its own, which the model keeps. Who opens many keeps a Client.
+// Errors: those of Client::Connect and Client::Open.
+inline Result<Model> Open(const std::string& path, const ModelOptions& options = {}) {
+  Result<Client> client = Client::Connect();
+  return client.ok() ? client->Open(path, options) : Result<Model>(client.error());
+}
 
 }  // namespace v0
 }  // namespace modelcache
