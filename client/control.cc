@@ -37,14 +37,18 @@ Result<std::string> Plain(Client& client, const Argument& argument) {
 
 template <MessageType type, typename Reply>
 Result<std::string> OfModel(Client& client, const Argument& argument) {
-  return Forward<Reply>(client, type, ModelRequest{argument.model},
-                        milliseconds(argument.timeout_ms));
+  return AskForModel(argument.model, [&](const std::string& model) {
+    return Forward<Reply>(client, type, ModelRequest{model, argument.timeout_ms},
+                          milliseconds(argument.timeout_ms) + kReplyGrace);
+  });
 }
 
 template <bool pinned>
 Result<std::string> SetPin(Client& client, const Argument& argument) {
-  return Forward<EmptyReply>(client, MessageType::kPin, PinRequest{argument.model, pinned},
-                             milliseconds(argument.timeout_ms));
+  return AskForModel(argument.model, [&](const std::string& model) {
+    return Forward<EmptyReply>(client, MessageType::kPin, PinRequest{model, pinned},
+                               milliseconds(argument.timeout_ms));
+  });
 }
 
 struct Method {
@@ -94,7 +98,7 @@ Result<Argument> ParseArgument(const Method& method, const std::string& text) {
   if (model == json.end() || !model->is_string() || model->get_ref<const std::string&>().empty()) {
     return Invalid("'" + std::string(method.name) + "' needs a \"model\": its name, id or path");
   }
-  argument.model = ModelReference(model->get<std::string>());
+  argument.model = model->get<std::string>();
   return argument;
 }
 

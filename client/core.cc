@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -23,8 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kReplyGrace = std::chrono::seconds(2);  // the daemon's own timeout answers first
-constexpr auto kExitGrace = std::chrono::seconds(1);   // another daemon may be about to listen
+constexpr auto kExitGrace = std::chrono::seconds(1);  // another daemon may be about to listen
 constexpr auto kDescriptorTimeout = std::chrono::seconds(10);
 constexpr std::uint32_t kDescriptorBatch = 16;  // few enough for a small descriptor limit
 constexpr auto kFirstPause = milliseconds(1);
@@ -54,8 +54,12 @@ TimePoint ReplyDeadline(std::uint64_t timeout_ms) {
 // Where the arenas of one reply are opened: through procfs, else by descriptors from the daemon.
 class ArenaSource {
  public:
-  ArenaSource(Connection& connection, const OpenReply& reply, std::vector<UniqueFd> received)
-      : connection_(connection), reply_(reply), received_(std::move(received)) {
+  ArenaSource(Connection& connection, const OpenReply& reply, std::vector<UniqueFd> received,
+              TimePoint deadline)
+      : connection_(connection),
+        reply_(reply),
+        received_(std::move(received)),
+        deadline_(std::min(deadline, DeadlineAfter(kDescriptorTimeout))) {
     received_.resize(reply.arenas.size());
   }
 
@@ -84,8 +88,8 @@ class ArenaSource {
     request.first = static_cast<std::uint32_t>(first);
     request.count =
         static_cast<std::uint32_t>(std::min<std::size_t>(most, reply_.arenas.size() - first));
-    Result<Frame> frame = connection_.Call(
-        {MessageType::kArenaDescriptors, Encode(request), {}, DeadlineAfter(kDescriptorTimeout)});
+    Result<Frame> frame =
+        connection_.Call({MessageType::kArenaDescriptors, Encode(request), {}, deadline_});
     if (!frame.ok()) {
       return std::move(frame).error();
     }
@@ -108,6 +112,7 @@ class ArenaSource {
   Connection& connection_;
   const OpenReply& reply_;
   std::vector<UniqueFd> received_;
+  TimePoint deadline_;
 };
 
 // Descriptors that came with the reply; none unless there is one for each arena.
@@ -149,11 +154,22 @@ Result<void> CheckPeer(int socket, const std::string& path) {
   return {};
 }
 
+// What the daemon has under another name than the caller asked for must not go unnoticed.
+void NoteOtherName(OpenReply& reply, const std::string& asked) {
+  if (!asked.empty() && reply.name != asked) {
+    reply.reason += " as '" + reply.name + "'; the name '" + asked + "' was not given to it";
+  }
+}
+
 // Starts a daemon at most once and watches it while its client waits for it.
 class Starter {
  public:
-  Starter(const std::string& socket_path, const std::string& program)
-      : socket_path_(socket_path), program_(program), lock_(socket_path) {}
+  // `may_make_folder`: whether the socket's folder is made where it is missing.
+  Starter(const std::string& socket_path, const std::string& program, bool may_make_folder)
+      : socket_path_(socket_path),
+        program_(program),
+        may_make_folder_(may_make_folder),
+        lock_(socket_path) {}
 
   // One step. True when the daemon was started by it.
   Result<bool> Step() {
@@ -161,7 +177,7 @@ class Starter {
       return CheckAlive();
     }
     if (!prepared_) {
-      if (auto folder = PrepareSocketFolder(socket_path_); !folder.ok()) {
+      if (auto folder = PrepareFolder(); !folder.ok()) {
         return std::move(folder).error();
       }
       prepared_ = true;
@@ -191,6 +207,21 @@ class Starter {
   }
 
  private:
+  // A mistyped path must not become a folder with a daemon in it.
+  Result<void> PrepareFolder() const {
+    if (may_make_folder_) {
+      return PrepareSocketFolder(socket_path_);
+    }
+    Result<void> checked = CheckSocketFolder(socket_path_);
+    if (!checked.ok() && checked.error().code == ErrorCode::kNotFound) {
+      return Error{ErrorCode::kUnavailable,
+                   "no daemon answers at " + socket_path_ + ", and none was started: the folder " +
+                       FolderOf(socket_path_) + " does not exist",
+                   checked.error().errno_value};
+    }
+    return checked;
+  }
+
   Result<bool> CheckAlive() {
     if (!started_->process.valid() || exit_deadline_ == kNoDeadline) {
       pollfd entry{started_->process.get(), POLLIN, 0};
@@ -208,6 +239,7 @@ class Starter {
 
   const std::string& socket_path_;
   const std::string& program_;
+  bool may_make_folder_;
   StartLock lock_;
   bool prepared_ = false;
   bool held_ = false;
@@ -231,8 +263,9 @@ Result<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
     return std::move(checked).error();
   }
   options.socket_path = AbsolutePath(options.socket_path);
+  const TimePoint deadline = DeadlineAfter(options.timeout);
   std::unique_ptr<Client> client(new Client(std::move(options), told));
-  Result<std::shared_ptr<Connection>> connection = client->Connected();
+  Result<std::shared_ptr<Connection>> connection = client->Connected(deadline);
   if (!connection.ok()) {
     return std::move(connection).error();
   }
@@ -240,7 +273,7 @@ Result<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 }
 
 Result<HelloReply> Client::Hello() {
-  Result<std::shared_ptr<Connection>> connection = Connected();
+  Result<std::shared_ptr<Connection>> connection = Connected(ConnectDeadline(kNoDeadline));
   return connection.ok() ? Result<HelloReply>((*connection)->hello())
                          : Result<HelloReply>(std::move(connection).error());
 }
@@ -251,9 +284,13 @@ Result<std::unique_ptr<Model>> Client::Open(const std::vector<std::string>& path
   if (!files.ok()) {
     return std::move(files).error();
   }
+  return Open(*files, options);
+}
+
+Result<std::unique_ptr<Model>> Client::Open(const ModelFiles& files, const OpenOptions& options) {
   OpenRequest request;
-  request.files = files->files;
-  return OpenWith(std::move(request), *files, options);
+  request.files = files.files;
+  return OpenWith(std::move(request), files, options);
 }
 
 Result<std::unique_ptr<Model>> Client::OpenResident(const std::string& model,
@@ -261,22 +298,29 @@ Result<std::unique_ptr<Model>> Client::OpenResident(const std::string& model,
   if (model.empty()) {
     return Error{ErrorCode::kInvalidArgument, "the name of the model is empty", 0};
   }
-  OpenRequest request;
-  request.model = ModelReference(model);
-  return OpenWith(std::move(request), {}, options);
+  return AskForModel(model, [&](const std::string& reference) {
+    OpenRequest request;
+    request.model = reference;
+    return OpenWith(std::move(request), {}, options);
+  });
 }
 
 Result<std::unique_ptr<Model>> Client::OpenWith(OpenRequest request, const ModelFiles& files,
                                                 const OpenOptions& options) {
   Result<std::uint64_t> timeout_ms = LoadTimeoutMs(options.timeout_ms);
-  Result<std::shared_ptr<Connection>> connection = Connected();
-  if (!timeout_ms.ok() || !connection.ok()) {
-    return timeout_ms.ok() ? std::move(connection).error() : std::move(timeout_ms).error();
+  if (!timeout_ms.ok()) {
+    return std::move(timeout_ms).error();
+  }
+  const TimePoint deadline = ReplyDeadline(*timeout_ms);
+  Result<std::shared_ptr<Connection>> connection = Connected(ConnectDeadline(deadline));
+  if (!connection.ok()) {
+    return std::move(connection).error();
   }
   request.name = options.name;
   request.format = options.format;
   request.device = options.device;
   request.pin = options.pin;
+  request.count_hit = options.count_hit;
   request.timeout_ms = *timeout_ms;
   request.want_progress = options.progress != nullptr;
   request.want_descriptors = !(*connection)->procfs_works();
@@ -284,7 +328,7 @@ Result<std::unique_ptr<Model>> Client::OpenWith(OpenRequest request, const Model
   for (const UniqueFd& fd : files.descriptors) {
     descriptors.push_back(fd.get());
   }
-  const Request call{MessageType::kOpen, Encode(request), descriptors, ReplyDeadline(*timeout_ms)};
+  const Request call{MessageType::kOpen, Encode(request), descriptors, deadline};
   Result<Answer> answer =
       Call(call, [&](const Frame& event) { return HandleProgress(event, options); });
   if (!answer.ok()) {
@@ -294,7 +338,9 @@ Result<std::unique_ptr<Model>> Client::OpenWith(OpenRequest request, const Model
   if (!reply.ok()) {
     return std::move(reply).error();
   }
-  ArenaSource source(*answer->connection, *reply, ReceivedDescriptors(answer->frame, *reply));
+  NoteOtherName(*reply, options.name);
+  ArenaSource source(*answer->connection, *reply, ReceivedDescriptors(answer->frame, *reply),
+                     deadline);
   Result<MappedModel> mapped =
       MapModel(*reply, [&](std::size_t index) { return source.Open(index); });
   if (!mapped.ok()) {
@@ -308,7 +354,7 @@ Result<std::unique_ptr<Model>> Client::OpenWith(OpenRequest request, const Model
 Result<Client::Answer> Client::Call(const Request& request, const EventHandler& on_event) {
   const int attempts = request.type == MessageType::kShutdown ? 1 : 2;
   for (int attempt = 1;; ++attempt) {
-    Result<std::shared_ptr<Connection>> connection = Connected();
+    Result<std::shared_ptr<Connection>> connection = Connected(ConnectDeadline(request.deadline));
     if (!connection.ok()) {
       return std::move(connection).error();
     }
@@ -330,7 +376,11 @@ std::shared_ptr<Connection> Client::Exchange(std::shared_ptr<Connection> connect
   return connection;
 }
 
-Result<std::shared_ptr<Connection>> Client::Connected() {
+TimePoint Client::ConnectDeadline(TimePoint deadline) const {
+  return std::min(deadline, DeadlineAfter(std::max<Duration>(options_.timeout, kConnectTimeout)));
+}
+
+Result<std::shared_ptr<Connection>> Client::Connected(TimePoint deadline) {
   std::shared_ptr<Connection> current;
   {
     const std::lock_guard lock(ProcessState::Get().mutex());
@@ -339,7 +389,7 @@ Result<std::shared_ptr<Connection>> Client::Connected() {
   if (current && current->usable()) {
     return current;
   }
-  Result<std::shared_ptr<Connection>> fresh = DialOrStart(DeadlineAfter(options_.timeout));
+  Result<std::shared_ptr<Connection>> fresh = DialOrStart(deadline);
   if (fresh.ok()) {
     (void)Exchange(*fresh);
   }
@@ -367,7 +417,7 @@ bool Client::MayStart() const {
 }
 
 Result<std::shared_ptr<Connection>> Client::DialOrStart(TimePoint deadline) {
-  Starter starter(options_.socket_path, options_.daemon_path);
+  Starter starter(options_.socket_path, options_.daemon_path, !path_was_told_);
   milliseconds pause = kFirstPause;
   while (true) {
     Result<std::shared_ptr<Connection>> connection = Dial(deadline);
@@ -376,7 +426,10 @@ Result<std::shared_ptr<Connection>> Client::DialOrStart(TimePoint deadline) {
     }
     if (!MayStart()) {
       Error error = std::move(connection).error();
-      error.message = "no daemon answers at " + options_.socket_path + " (" + error.message + ")";
+      if (error.errno_value != 0) {
+        error.message = std::generic_category().message(error.errno_value);
+      }
+      error.message = "no daemon answers at " + options_.socket_path + ": " + error.message;
       return error;
     }
     Result<bool> started = starter.Step();

@@ -24,11 +24,17 @@ enum class Autostart {
   kAlways,
 };
 
+// A call returns at most this long after its timeout: what the daemon says of the passed deadline
+// tells more than our own giving up.
+inline constexpr auto kReplyGrace = std::chrono::milliseconds(200);
+
+inline constexpr auto kConnectTimeout = std::chrono::seconds(10);
+
 struct ClientOptions {
   std::string socket_path;  // empty: DefaultSocketPath()
   Autostart autostart = Autostart::kDefault;
-  std::string daemon_path;  // empty: FindDaemonProgram
-  Duration timeout = std::chrono::seconds(10);
+  std::string daemon_path;             // empty: FindDaemonProgram
+  Duration timeout = kConnectTimeout;  // of the first connection; later ones: see Client
 };
 
 struct OpenOptions {
@@ -36,11 +42,15 @@ struct OpenOptions {
   std::string format = "auto";
   std::string device = "cpu";
   bool pin = false;
-  std::uint64_t timeout_ms = 0;                        // 0: MODELCACHE_LOAD_TIMEOUT, else no limit
+  bool count_hit = true;  // false: only looks at a resident model
+  // Of the whole call, connecting included; 0: MODELCACHE_LOAD_TIMEOUT, else no limit.
+  std::uint64_t timeout_ms = 0;
   std::function<bool(const ProgressEvent&)> progress;  // false gives up waiting
 };
 
-// Thread-safe. A forked child may go on using it: it gets a connection of its own.
+// Thread-safe. A forked child may go on using it: it gets a connection of its own. A call that has
+// to connect again does so within its own deadline, and within kConnectTimeout or the timeout of
+// the options, whichever is longer.
 class Client {
  public:
   // Errors: those of mc_client_connect.
@@ -49,6 +59,9 @@ class Client {
   // Errors: those of mc_model_open.
   Result<std::unique_ptr<Model>> Open(const std::vector<std::string>& paths,
                                       const OpenOptions& options);
+
+  // The same with files that are open already.
+  Result<std::unique_ptr<Model>> Open(const ModelFiles& files, const OpenOptions& options);
 
   // A model that is resident already, by name, id or path. Errors: also kNotFound.
   Result<std::unique_ptr<Model>> OpenResident(const std::string& model,
@@ -83,7 +96,8 @@ class Client {
   [[nodiscard]] Result<std::unique_ptr<Model>> OpenWith(OpenRequest request,
                                                         const ModelFiles& files,
                                                         const OpenOptions& options);
-  [[nodiscard]] Result<std::shared_ptr<Connection>> Connected();
+  [[nodiscard]] Result<std::shared_ptr<Connection>> Connected(TimePoint deadline);
+  [[nodiscard]] TimePoint ConnectDeadline(TimePoint deadline) const;
   [[nodiscard]] Result<std::shared_ptr<Connection>> Dial(TimePoint deadline) const;
   [[nodiscard]] Result<std::shared_ptr<Connection>> DialOrStart(TimePoint deadline);
   [[nodiscard]] bool MayStart() const;

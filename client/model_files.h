@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/result.h"
@@ -30,5 +31,21 @@ std::string AbsolutePath(const std::string& path);
 // How the daemon knows a model a user names: a path made absolute, a name or an id as it is. A path
 // begins with "/", "./" or "../", or has a slash and exists: names may have slashes too.
 std::string ModelReference(const std::string& model);
+
+// What `ask(reference)`, which returns a Result, says of the model a user names. What no model is
+// called is asked for once more as the path of a file, by which it may have been loaded: the file
+// may be gone. Errors: those of `ask`.
+template <typename Ask>
+auto AskForModel(const std::string& model, const Ask& ask) {
+  const std::string reference = ModelReference(model);
+  auto answer = ask(reference);
+  const std::string path = AbsolutePath(model);
+  if (answer.ok() || answer.error().code != ErrorCode::kNotFound || path == reference) {
+    return answer;
+  }
+  auto by_path = ask(path);
+  return by_path.ok() || by_path.error().code != ErrorCode::kNotFound ? std::move(by_path)
+                                                                      : std::move(answer);
+}
 
 }  // namespace modelcache

@@ -23,12 +23,8 @@ std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-Result<void> PrepareSocketFolder(const std::string& socket_path) {
+Result<void> CheckSocketFolder(const std::string& socket_path) {
   const std::string folder = FolderOf(socket_path);
-  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    const int saved = errno;
-    return SystemError("creating the socket's folder " + folder, saved);
-  }
   struct stat status = {};
   if (::lstat(folder.c_str(), &status) != 0) {
     const int saved = errno;
@@ -47,6 +43,15 @@ Result<void> PrepareSocketFolder(const std::string& socket_path) {
     return Refused(folder, "may be written by others");
   }
   return {};
+}
+
+Result<void> PrepareSocketFolder(const std::string& socket_path) {
+  const std::string folder = FolderOf(socket_path);
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    const int saved = errno;
+    return SystemError("creating the socket's folder " + folder, saved);
+  }
+  return CheckSocketFolder(socket_path);
 }
 
 }  // namespace modelcache

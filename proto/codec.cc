@@ -187,6 +187,7 @@ template <typename A>
 void Members(A& a, OpenRequest& m) {
   a.Member("files", m.files).Member("model", m.model).Member("name", m.name);
   a.Member("format", m.format).Member("device", m.device).Member("pin", m.pin);
+  a.Member("count_hit", m.count_hit);
   a.Member("want_descriptors", m.want_descriptors).Member("want_progress", m.want_progress);
   a.Member("timeout_ms", m.timeout_ms);
 }
@@ -259,7 +260,7 @@ void Members(A& a, WhyReply& m) {
 template <typename A>
 void Members(A& a, VerifyReply& m) {
   a.Required("ok", m.ok).Member("storages", m.storages).Member("bytes", m.bytes);
-  a.Member("disk", m.disk).Member("differences", m.differences);
+  a.Member("disk", m.disk).Member("differences", m.differences).Member("memory_ok", m.memory_ok);
 }
 template <typename A>
 void Members(A& a, MetricsReply& m) {

@@ -49,6 +49,7 @@ struct OpenRequest {
   std::string format = "auto";  // auto|safetensors|torch|torchscript|npz
   std::string device = "cpu";   // cpu|cuda[:N], only for formats that are built on a device
   bool pin = false;
+  bool count_hit = true;          // false: an open by name that only looks is no hit
   bool want_descriptors = false;  // the arenas' descriptors travel with the reply
   bool want_progress = false;
   std::uint64_t timeout_ms = 0;  // how long the caller waits for a cold load; 0 = no limit
@@ -154,11 +155,12 @@ struct WhyReply {
 };
 
 struct VerifyReply {
-  bool ok = false;
+  bool ok = false;  // the memory is intact, and the disk does not differ
   std::uint64_t storages = 0;
   std::uint64_t bytes = 0;
   std::string disk;                      // same|differs|unavailable
   std::vector<std::string> differences;  // one sentence each, at most 100
+  bool memory_ok = true;                 // every storage in memory is what was loaded
 };
 
 struct MetricsReply {

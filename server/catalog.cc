@@ -73,12 +73,14 @@ void Catalog::CountHit(const ModelId& id, TimePoint now) {
   history_.Hit(model.path, now);
 }
 
-LeaseId Catalog::Lease(const ModelId& id, SessionId session, TimePoint now) {
+LeaseId Catalog::Lease(const ModelId& id, SessionId session, TimePoint now,
+                       std::uint32_t request_id) {
   ResidentModel& model = models_.at(id);
   ++model.leases;
   model.last_used = now;
   const LeaseId lease{++last_lease_};
-  leases_.emplace(std::pair(session, lease), id);
+  leases_.emplace(std::pair(session, lease), LeaseEntry{id, request_id});
+  lease_of_request_[std::pair(session, request_id)] = lease;
   ++lease_counts_[session];
   return lease;
 }
@@ -156,7 +158,7 @@ void Catalog::Reinstate(const ModelId& id, TimePoint now) {
 
 const ResidentModel* Catalog::Leased(SessionId session, LeaseId lease) const {
   auto found = leases_.find(std::pair(session, lease));
-  return found == leases_.end() ? nullptr : Find(found->second);
+  return found == leases_.end() ? nullptr : Find(found->second.model);
 }
 
 bool Catalog::Release(SessionId session, LeaseId lease, TimePoint now) {
@@ -164,30 +166,39 @@ bool Catalog::Release(SessionId session, LeaseId lease, TimePoint now) {
   if (found == leases_.end()) {
     return false;
   }
-  const ModelId id = found->second;
-  leases_.erase(found);
-  CountLeaseOut(session);
-  EndLease(id, now);
+  EndLease(found, now);
   return true;
+}
+
+bool Catalog::ReleaseOf(SessionId session, std::uint32_t request_id, TimePoint now) {
+  auto found = lease_of_request_.find(std::pair(session, request_id));
+  return found != lease_of_request_.end() && Release(session, found->second, now);
 }
 
 void Catalog::EndSession(SessionId session, TimePoint now) {
   auto first = leases_.lower_bound(std::pair(session, LeaseId{0}));
   while (first != leases_.end() && first->first.first == session) {
-    const ModelId id = first->second;
-    first = leases_.erase(first);
-    CountLeaseOut(session);
-    EndLease(id, now);
+    first = EndLease(first, now);
   }
 }
 
-void Catalog::EndLease(const ModelId& id, TimePoint now) {
+Catalog::Leases::iterator Catalog::EndLease(Leases::iterator lease, TimePoint now) {
+  const SessionId session = lease->first.first;
+  const ModelId id = lease->second.model;
+  // A request id that was used again belongs to the younger lease.
+  const auto request = lease_of_request_.find(std::pair(session, lease->second.request_id));
+  if (request != lease_of_request_.end() && request->second == lease->first.second) {
+    lease_of_request_.erase(request);
+  }
+  const Leases::iterator next = leases_.erase(lease);
+  CountLeaseOut(session);
   ResidentModel& model = models_.at(id);
   model.last_used = now;
   if (--model.leases == 0 && model.superseded && !model.pinned) {
     history_.Add(model.path, "superseded", "the file changed; its last lease ended", now);
     Drop(id);
   }
+  return next;
 }
 
 void Catalog::Insert(ResidentModel model, TimePoint now) {

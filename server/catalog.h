@@ -79,7 +79,8 @@ class Catalog {
 
   // Counts and records a hit. REQUIRES a resident model, as the next three.
   void CountHit(const ModelId& id, TimePoint now);
-  LeaseId Lease(const ModelId& id, SessionId session, TimePoint now);
+  // `request_id`: of the open that gets the lease, for ReleaseOf.
+  LeaseId Lease(const ModelId& id, SessionId session, TimePoint now, std::uint32_t request_id = 0);
   void SetPinned(const ModelId& id, bool pinned, TimePoint now);
 
   // Why `wanted` is a miss; records it, and drops entries that the new identity supersedes (with
@@ -99,6 +100,8 @@ class Catalog {
   [[nodiscard]] const ResidentModel* Leased(SessionId session, LeaseId lease) const;
   // False when this session has no such lease.
   bool Release(SessionId session, LeaseId lease, TimePoint now);
+  // Ends the lease this open of the session got. False when there is none.
+  bool ReleaseOf(SessionId session, std::uint32_t request_id, TimePoint now);
   void EndSession(SessionId session, TimePoint now);
 
   // Makes a model resident; it becomes a user of all its arenas. REQUIRES that they live and that
@@ -129,17 +132,24 @@ class Catalog {
   [[nodiscard]] std::uint64_t memory_budget_bytes() const { return memory_budget_bytes_; }
 
  private:
+  struct LeaseEntry {
+    ModelId model;
+    std::uint32_t request_id = 0;
+  };
+  using Leases = std::map<std::pair<SessionId, LeaseId>, LeaseEntry>;
+
   [[nodiscard]] EvictionProblem Problem(std::uint64_t need_bytes) const;
   [[nodiscard]] Error NoRoom(std::uint64_t need_bytes, std::uint64_t promised_bytes) const;
   void Drop(const ModelId& id);
-  void EndLease(const ModelId& id, TimePoint now);
+  Leases::iterator EndLease(Leases::iterator lease, TimePoint now);
   void Supersede(const Wanted& wanted, TimePoint now);
   void CountLeaseOut(SessionId session);
 
   std::uint64_t memory_budget_bytes_;
   const RecomputePlanner& planner_;
   std::unordered_map<ModelId, ResidentModel> models_;
-  std::map<std::pair<SessionId, LeaseId>, ModelId> leases_;
+  Leases leases_;
+  std::map<std::pair<SessionId, std::uint32_t>, LeaseId> lease_of_request_;
   std::unordered_map<SessionId, std::size_t> lease_counts_;
   std::uint64_t last_lease_ = 0;
   std::unordered_set<std::string> carried_pins_;  // paths; at most kMaxHistoryPaths

@@ -164,7 +164,9 @@ Actions Dispatcher::OnOpen(Caller from, const OpenRequest& request, std::vector<
 
 void Dispatcher::OpenResident(const Waiter& waiter, const OpenRequest& request, const ModelId& id,
                               TimePoint now, Actions& out) {
-  catalog_.CountHit(id, now);
+  if (request.count_hit || !request.files.empty()) {
+    catalog_.CountHit(id, now);
+  }
   if (request.pin) {
     catalog_.SetPinned(id, true, now);
   }
@@ -209,6 +211,8 @@ void Dispatcher::StartLoad(Waiter waiter, const OpenRequest& request, const Mode
 Actions Dispatcher::OnCancel(Caller from, TimePoint now) {
   Actions out;
   jobs_.Withdraw(from.session, from.request_id, now, out);
+  // The answer may have been on its way already, to a client that reads it late or never.
+  (void)catalog_.ReleaseOf(from.session, from.request_id, now);
   return Finish(std::move(out));
 }
 

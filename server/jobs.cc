@@ -14,7 +14,7 @@ constexpr Duration kExitTimeout = std::chrono::seconds(10);  // after the last w
 }  // namespace
 
 SendToClient OpenedReply(Catalog& catalog, const ModelId& id, const Waiter& waiter, TimePoint now) {
-  const LeaseId lease = catalog.Lease(id, waiter.session, now);
+  const LeaseId lease = catalog.Lease(id, waiter.session, now, waiter.request_id);
   const ResidentModel& model = *catalog.Find(id);
   SendToClient send{waiter.session, MessageType::kOpen, kFlagReply, waiter.request_id, {}, {}};
   OpenReply& reply = send.body.emplace<OpenReply>();

@@ -1,8 +1,7 @@
 // One function per command of modelcachectl.
 #include "client/ctl/commands.h"
 
-#include <unistd.h>
-
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -33,6 +32,8 @@ struct Context {
   Client& client;
   const CommandLine& line;
   bool colour = false;
+  const ModelFiles& files;  // load
+  TimePoint deadline;       // load
 };
 
 void Print(const std::string& text) {
@@ -40,26 +41,25 @@ void Print(const std::string& text) {
   (void)std::fflush(stdout);
 }
 
+// How to get what is missing; empty when there is nothing to say.
+std::string Hint(const CommandLine& line, int exit_code) {
+  if (exit_code != kExitNoDaemon) {
+    return "";
+  }
+  const std::string where = line.socket_path.empty() ? "" : " --socket " + line.socket_path;
+  return "modelcachectl: start one with 'modelcached" + Printable(where) + "'" +
+         (line.command == "load" ? "" : "; 'modelcachectl load' starts one by itself") + "\n";
+}
+
 int Report(const CommandLine& line, const Error& error, int exit_code) {
-  (void)std::fprintf(stderr, "modelcachectl: %s\n", Printable(error.message).c_str());
+  (void)std::fprintf(stderr, "modelcachectl: %s\n%s", Printable(error.message).c_str(),
+                     Hint(line, exit_code).c_str());
   if (line.json) {
     const nlohmann::json json = {
         {"error", {{"code", ErrorCodeName(error.code)}, {"message", error.message}}}};
     Print(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   }
   return exit_code;
-}
-
-// Asks for the model as the user named it. A name without a slash may also be a file of the current
-// folder, which the daemon knows by its whole path.
-template <typename Ask>
-auto AskForModel(const std::string& model, const Ask& ask) {
-  auto answer = ask(ModelReference(model));
-  if (!answer.ok() && answer.error().code == ErrorCode::kNotFound &&
-      ::access(model.c_str(), F_OK) == 0) {
-    return ask(AbsolutePath(model));
-  }
-  return answer;
 }
 
 // A request without argument, rendered by `render`.
@@ -76,12 +76,16 @@ Result<Outcome> Simple(const Context& context, MessageType type, const Render& r
 template <typename Reply>
 Result<Reply> OfModel(const Context& context, MessageType type, Duration timeout) {
   return AskForModel(context.line.model, [&](const std::string& model) {
-    return context.client.Control<Reply>(type, ModelRequest{model}, timeout);
+    const auto patience = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+    return context.client.Control<Reply>(
+        type, ModelRequest{model, static_cast<std::uint64_t>(patience.count())},
+        timeout + kReplyGrace);
   });
 }
 
-Outcome Done(const Context& context, const std::string& what) {
-  return {context.line.json ? "{}\n" : what + " " + Printable(context.line.model) + "\n"};
+Outcome Done(const Context& context, const std::string& what, const std::string& then) {
+  return {context.line.json ? "{}\n"
+                            : what + " " + Printable(context.line.model) + ": " + then + "\n"};
 }
 
 Result<Outcome> Load(const Context& context) {
@@ -91,12 +95,16 @@ Result<Outcome> Load(const Context& context) {
   options.format = context.line.format;
   options.device = context.line.device;
   options.pin = context.line.pin;
-  options.timeout_ms = static_cast<std::uint64_t>(context.line.timeout_seconds * 1000);
+  if (context.line.timeout_seconds > 0) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        context.deadline - std::chrono::steady_clock::now());
+    options.timeout_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(left.count(), 1));
+  }
   options.progress = [&bar](const ProgressEvent& event) {
     bar.Show(event);
     return true;
   };
-  Result<std::unique_ptr<Model>> model = context.client.Open(context.line.paths, options);
+  Result<std::unique_ptr<Model>> model = context.client.Open(context.files, options);
   if (!model.ok()) {
     return std::move(model).error();
   }
@@ -104,9 +112,9 @@ Result<Outcome> Load(const Context& context) {
 }
 
 Result<Outcome> Show(const Context& context) {
-  Result<std::unique_ptr<Model>> model = AskForModel(
-      context.line.model,
-      [&](const std::string& reference) { return context.client.OpenResident(reference); });
+  OpenOptions options;
+  options.count_hit = false;
+  Result<std::unique_ptr<Model>> model = context.client.OpenResident(context.line.model, options);
   if (!model.ok()) {
     return std::move(model).error();
   }
@@ -115,7 +123,7 @@ Result<Outcome> Show(const Context& context) {
 
 Result<Outcome> ListModels(const Context& context) {
   return Simple<ListReply>(context, MessageType::kList, [&](const ListReply& reply) {
-    return RenderList(reply, context.colour);
+    return RenderList(reply, {context.colour, context.line.wide});
   });
 }
 
@@ -135,7 +143,7 @@ Result<Outcome> Shutdown(const Context& context) {
 
 Result<Outcome> Evict(const Context& context) {
   Result<EmptyReply> reply = OfModel<EmptyReply>(context, MessageType::kEvict, kReplyTimeout);
-  return reply.ok() ? Result<Outcome>(Done(context, "evicted"))
+  return reply.ok() ? Result<Outcome>(Done(context, "evicted", "the next open loads it again"))
                     : Result<Outcome>(std::move(reply).error());
 }
 
@@ -145,8 +153,11 @@ Result<Outcome> SetPin(const Context& context) {
     return context.client.Control<EmptyReply>(MessageType::kPin, PinRequest{model, pinned},
                                               kReplyTimeout);
   });
-  return reply.ok() ? Result<Outcome>(Done(context, pinned ? "pinned" : "unpinned"))
-                    : Result<Outcome>(std::move(reply).error());
+  if (!reply.ok()) {
+    return std::move(reply).error();
+  }
+  return pinned ? Done(context, "pinned", "it stays until 'modelcachectl unpin'")
+                : Done(context, "unpinned", "it may be evicted when room is needed");
 }
 
 Result<Outcome> Why(const Context& context) {
@@ -185,33 +196,48 @@ constexpr std::array<Command, 11> kCommands = {{
     {"shutdown", &Shutdown},
 }};
 
-}  // namespace
-
-int RunCommand(const CommandLine& line) {
+Result<std::unique_ptr<Client>> ConnectFor(const CommandLine& line, TimePoint deadline) {
   ClientOptions options;
   options.socket_path = line.socket_path;
   options.autostart = line.command == "load" ? Autostart::kDefault : Autostart::kNever;
-  Result<std::unique_ptr<Client>> client = Client::Connect(std::move(options));
+  options.timeout = std::min(options.timeout, deadline - std::chrono::steady_clock::now());
+  return Client::Connect(std::move(options));
+}
+
+int ExitCode(const Error& error) {
+  return error.code == ErrorCode::kUnavailable ? kExitNoDaemon : kExitRefused;
+}
+
+}  // namespace
+
+int RunCommand(const CommandLine& line) {
+  const auto command = std::find_if(kCommands.begin(), kCommands.end(), [&](const Command& known) {
+    return known.name == line.command;
+  });
+  if (command == kCommands.end()) {
+    return kExitUsage;
+  }
+  const TimePoint deadline = line.timeout_seconds > 0
+                                 ? DeadlineAfter(std::chrono::duration_cast<Duration>(
+                                       std::chrono::duration<double>(line.timeout_seconds)))
+                                 : kNoDeadline;
+  // Before a daemon is started for them.
+  Result<ModelFiles> files =
+      line.paths.empty() ? Result<ModelFiles>(ModelFiles()) : OpenModelFiles(line.paths);
+  if (!files.ok()) {
+    return Report(line, files.error(), kExitRefused);
+  }
+  Result<std::unique_ptr<Client>> client = ConnectFor(line, deadline);
   if (!client.ok()) {
-    const ErrorCode code = client.error().code;
-    return Report(line, client.error(),
-                  code == ErrorCode::kInvalidArgument ? kExitUsage
-                  : code == ErrorCode::kUnavailable   ? kExitNoDaemon
-                                                      : kExitRefused);
+    const bool usage = client.error().code == ErrorCode::kInvalidArgument;
+    return Report(line, client.error(), usage ? kExitUsage : ExitCode(client.error()));
   }
-  for (const Command& command : kCommands) {
-    if (command.name != line.command) {
-      continue;
-    }
-    Result<Outcome> outcome = command.run({**client, line, WantsColour()});
-    if (!outcome.ok()) {
-      return Report(line, outcome.error(),
-                    outcome.error().code == ErrorCode::kUnavailable ? kExitNoDaemon : kExitRefused);
-    }
-    Print(outcome->text);
-    return outcome->exit_code;
+  Result<Outcome> outcome = command->run({**client, line, WantsColour(), *files, deadline});
+  if (!outcome.ok()) {
+    return Report(line, outcome.error(), ExitCode(outcome.error()));
   }
-  return kExitUsage;
+  Print(outcome->text);
+  return outcome->exit_code;
 }
 
 }  // namespace modelcache

@@ -13,6 +13,7 @@ struct CommandLine {
   std::string command;
   std::string socket_path;
   bool json = false;
+  bool wide = false;               // list
   std::vector<std::string> paths;  // load
   std::string model;               // show, evict, pin, unpin, why, verify
   std::string name;

@@ -3,6 +3,7 @@
 #include <exception>
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "client/ctl/commands.h"
 #include "proto/version.h"
@@ -36,7 +37,8 @@ void AddModelCommand(CLI::App& app, CommandLine& line, const std::string& name,
 
 void AddCommands(CLI::App& app, CommandLine& line) {
   AddLoad(app, line);
-  app.add_subcommand("list", "The models the daemon holds");
+  app.add_subcommand("list", "The models the daemon holds")
+      ->add_flag("--wide", line.wide, "Every column, whole names");
   AddModelCommand(app, line, "show", "The tensors of a model");
   app.add_subcommand("status", "Memory, counters, clients");
   AddModelCommand(app, line, "evict", "Drop a model nobody uses");
@@ -46,6 +48,15 @@ void AddCommands(CLI::App& app, CommandLine& line) {
   AddModelCommand(app, line, "verify", "Hash a model's memory and compare it with its files");
   app.add_subcommand("metrics", "Counters in Prometheus' text format");
   app.add_subcommand("shutdown", "Stop the daemon");
+}
+
+// The library's own words when a command was recognised; else what is wrong with the command.
+std::string UsageError(const CLI::App& app, const CLI::ParseError& error) {
+  if (!app.get_subcommands().empty()) {
+    return error.what();
+  }
+  const std::vector<std::string> rest = app.remaining();
+  return rest.empty() ? "no command was given" : "unknown command '" + rest.front() + "'";
 }
 
 int Run(int argc, char** argv) {
@@ -61,7 +72,11 @@ int Run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? modelcache::kExitDone : modelcache::kExitUsage;
+    if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {  // --help, --version
+      return app.exit(e);
+    }
+    std::cerr << "modelcachectl: " << UsageError(app, e) << "; see 'modelcachectl --help'\n";
+    return modelcache::kExitUsage;
   }
   line.command = app.get_subcommands().front()->get_name();
   return modelcache::RunCommand(line);

@@ -16,7 +16,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t kLongestName = 48;
+constexpr std::size_t kIdDigits = 8;  // more than the six that name a model
+constexpr std::size_t kNameColumns = 31;
 
 std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -50,21 +51,30 @@ Json ModelJson(const Model& model) {
           {"load_seconds", model.reply().load_seconds}};
 }
 
-bool IsContiguous(std::span<const std::int64_t> shape, std::span<const std::int64_t> stride) {
-  const std::vector<std::int64_t> usual = ContiguousStride(shape);
-  return std::equal(usual.begin(), usual.end(), stride.begin(), stride.end());
+std::string StateOf(const ModelInfo& model) { return model.pinned ? "pinned" : model.state; }
+
+Table NarrowList(const ListReply& reply) {
+  Table table({{"ID"},
+               {"NAME"},
+               {"SIZE", Align::kRight},
+               {"MEMORY", Align::kRight},
+               {"LEASES", Align::kRight},
+               {"HITS", Align::kRight},
+               {"IDLE", Align::kRight},
+               {"STATE"}});
+  for (const ModelInfo& model : reply.models) {
+    table.Add({model.id.Hex().substr(0, kIdDigits), Shortened(Printable(model.name), kNameColumns),
+               HumanBytes(model.storage_bytes), HumanBytes(model.resident_bytes),
+               std::to_string(model.leases), std::to_string(model.hits),
+               HumanSeconds(model.idle_seconds), StateOf(model)});
+  }
+  return table;
 }
 
-}  // namespace
-
-std::string RenderList(const ListReply& reply, bool colour) {
-  if (reply.models.empty()) {
-    return "no models\n";
-  }
+Table WideList(const ListReply& reply) {
   Table table({{"ID"},
                {"NAME"},
                {"FORMAT"},
-               {"STATE"},
                {"TENSORS", Align::kRight},
                {"SIZE", Align::kRight},
                {"MEMORY", Align::kRight},
@@ -73,16 +83,45 @@ std::string RenderList(const ListReply& reply, bool colour) {
                {"HITS", Align::kRight},
                {"LOADED IN", Align::kRight},
                {"IDLE", Align::kRight},
-               {"PINNED"}});
+               {"STATE"},
+               {"PATH"}});
   for (const ModelInfo& model : reply.models) {
-    table.Add({model.id.Hex().substr(0, 12), Shortened(Printable(model.name), kLongestName),
-               model.format, model.state, std::to_string(model.tensors),
+    table.Add({model.id.Hex(), Printable(model.name), model.format, std::to_string(model.tensors),
                HumanBytes(model.storage_bytes), HumanBytes(model.resident_bytes),
                HumanBytes(model.borrowed_bytes), std::to_string(model.leases),
                std::to_string(model.hits), HumanSeconds(model.load_seconds),
-               HumanSeconds(model.idle_seconds), model.pinned ? "yes" : ""});
+               HumanSeconds(model.idle_seconds), StateOf(model), Printable(model.path)});
   }
-  return table.Text(colour);
+  return table;
+}
+
+// One sentence on a verification, and what to do about it.
+std::string Verdict(const VerifyReply& reply) {
+  if (!reply.memory_ok || (!reply.ok && reply.disk != "differs")) {
+    return "DAMAGED: the memory is not what was loaded; evict the model and load it again";
+  }
+  if (!reply.ok) {
+    return "DIFFERS: the files on disk are not what was loaded";
+  }
+  return "ok: the memory is what was loaded";
+}
+
+std::string DiskText(const std::string& disk) {
+  return disk == "unavailable" ? "could not be read, so they were not compared" : disk;
+}
+
+bool IsContiguous(std::span<const std::int64_t> shape, std::span<const std::int64_t> stride) {
+  const std::vector<std::int64_t> usual = ContiguousStride(shape);
+  return std::equal(usual.begin(), usual.end(), stride.begin(), stride.end());
+}
+
+}  // namespace
+
+std::string RenderList(const ListReply& reply, const ListStyle& style) {
+  if (reply.models.empty()) {
+    return "no models; 'modelcachectl load PATH' loads one\n";
+  }
+  return style.wide ? WideList(reply).Text(style.colour) : NarrowList(reply).Text(style.colour);
 }
 
 std::string RenderStatus(const StatusReply& reply) {
@@ -106,7 +145,8 @@ std::string RenderStatus(const StatusReply& reply) {
 }
 
 std::string RenderWhy(const WhyReply& reply, bool colour) {
-  std::string text = Printable(reply.model) + ": " + reply.state + "\n";
+  std::string text = Printable(reply.model) + ": " + reply.state +
+                     (reply.state == "absent" ? ", the next open loads it" : "") + "\n";
   Table table({{"AGO", Align::kRight}, {"EVENT"}, {"REASON"}});
   for (const HistoryEvent& event : reply.history) {
     table.Add({HumanSeconds(event.seconds_ago), event.event, Printable(event.reason)});
@@ -115,9 +155,10 @@ std::string RenderWhy(const WhyReply& reply, bool colour) {
 }
 
 std::string RenderVerify(const VerifyReply& reply) {
-  std::string text = std::string(reply.ok ? "ok" : "DAMAGED") + ": " +
-                     std::to_string(reply.storages) + " storages, " + HumanBytes(reply.bytes) +
-                     ", files on disk: " + reply.disk + "\n";
+  std::string text = Verdict(reply) + "\n";
+  text += Line("  memory", Counted(reply.storages, "storage") + ", " + HumanBytes(reply.bytes) +
+                               ", " + (reply.memory_ok ? "intact" : "damaged"));
+  text += Line("  files on disk", DiskText(reply.disk));
   for (const std::string& difference : reply.differences) {
     text += "  " + Printable(difference) + "\n";
   }
@@ -152,7 +193,7 @@ std::string RenderTensors(const Model& model, bool colour) {
                {"STRIDE"},
                {"STORAGE", Align::kRight},
                {"OFFSET", Align::kRight},
-               {"BYTES", Align::kRight}});
+               {"SIZE", Align::kRight}});
   for (const TensorRecord& tensor : manifest.tensors()) {
     const auto shape = manifest.Shape(tensor);
     const auto stride = manifest.Stride(tensor);
@@ -160,7 +201,7 @@ std::string RenderTensors(const Model& model, bool colour) {
                std::string(DtypeName(static_cast<Dtype>(tensor.dtype))), List(shape),
                IsContiguous(shape, stride) ? "" : List(stride),
                tensor.storage == kNoStorage ? "meta" : std::to_string(tensor.storage),
-               std::to_string(tensor.data_offset_bytes), std::to_string(tensor.extent_bytes)});
+               std::to_string(tensor.data_offset_bytes), HumanBytes(tensor.extent_bytes)});
   }
   return RenderLoaded(model) + table.Text(colour);
 }

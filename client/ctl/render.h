@@ -8,7 +8,12 @@
 
 namespace modelcache {
 
-std::string RenderList(const ListReply& reply, bool colour);
+// A wide list has every column and whole names; else it fits 100 columns at usual counts.
+struct ListStyle {
+  bool colour = false;
+  bool wide = false;
+};
+std::string RenderList(const ListReply& reply, const ListStyle& style);
 std::string RenderStatus(const StatusReply& reply);
 std::string RenderWhy(const WhyReply& reply, bool colour);
 std::string RenderVerify(const VerifyReply& reply);

@@ -24,6 +24,18 @@ std::size_t Width(std::string_view text) {
   }));
 }
 
+// Where the character with this number starts.
+std::size_t OffsetOf(std::string_view text, std::size_t number) {
+  std::size_t seen = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    seen += Width(text.substr(i, 1));
+    if (seen > number) {
+      return i;
+    }
+  }
+  return text.size();
+}
+
 void AppendCell(std::string& line, const std::string& cell, std::size_t width, Align align) {
   const std::string padding(width - std::min(width, Width(cell)), ' ');
   line += align == Align::kRight ? padding + cell : cell + padding;
@@ -64,16 +76,13 @@ std::string HumanSeconds(double seconds) {
 }
 
 std::string Shortened(const std::string& text, std::size_t most) {
-  if (Width(text) <= most) {
+  const std::size_t width = Width(text);
+  if (width <= most) {
     return text;
   }
-  std::size_t begin = text.size();
-  for (std::size_t left = most - 1; left > 0 && begin > 0; --left) {
-    do {
-      --begin;
-    } while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0U) == 0x80U);
-  }
-  return "…" + text.substr(begin);
+  const std::size_t end = (most - 1) * 2 / 3;
+  return text.substr(0, OffsetOf(text, most - 1 - end)) + "…" +
+         text.substr(OffsetOf(text, width - end));
 }
 
 std::string Printable(std::string_view text) {

@@ -14,7 +14,8 @@ std::string HumanBytes(std::uint64_t bytes);
 // "3.2 s", "5 min", "2 h", "4 d".
 std::string HumanSeconds(double seconds);
 
-// The end of a long text behind "…", at most `most` characters.
+// A long text with "…" in its middle, at most `most` characters. The end, which tells files apart,
+// keeps two thirds.
 std::string Shortened(const std::string& text, std::size_t most);
 
 // Control characters made visible, so that a name from a file cannot steer the terminal.

@@ -286,6 +286,7 @@ Result<VerifiedEvent> RunVerify(const JobRequest& request, std::vector<UniqueFd>
   VerifiedEvent event;
   Findings findings(set->manifest);
   CheckDigests(*set, findings, event);
+  event.memory_ok = findings.empty();
   event.disk = CompareWithDisk(request, std::move(files), *set, findings);
   event.differences = findings.Take();
   event.ok = event.differences.empty();

@@ -4,6 +4,7 @@
 set -eu
 ctl=$1/bin/modelcachectl
 root=$(mktemp -d)
+mkdir -m 700 "$root/run" # a folder that was named is never made
 export MODELCACHE_SOCKET="$root/run/socket"
 unset MODELCACHE_AUTOSTART || true
 export MODELCACHE_DAEMON="$1/bin/modelcached"

@@ -4,6 +4,7 @@
 set -eu
 build=$1 example=$2 python=$3 cmake=$4
 root=$(mktemp -d)
+mkdir -m 700 "$root/run" # a folder that was named is never made
 export MODELCACHE_SOCKET="$root/run/socket"
 unset MODELCACHE_DAEMON MODELCACHE_AUTOSTART || true
 ctl="$root/prefix/bin/modelcachectl"

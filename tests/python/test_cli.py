@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from cachetest.daemon import Daemon, ctl_json, run_ctl
+from cachetest.daemon import ROOT, Daemon, ctl_json, run_ctl
 from cachetest.files import GOOD, sharded
 
 DONE, REFUSED, USAGE, NO_DAEMON = 0, 1, 2, 3
@@ -80,11 +80,86 @@ def test_show_is_a_table_of_tensors(daemon, path):
     assert "w" in text and "float32" in text
 
 
+def test_looking_is_no_hit(daemon, path):
+    daemon.ctl("load", path, check=DONE)
+    before = ctl_json(daemon, "why", path)["history"]
+    hits = daemon.status()["hits"]
+    for command in ("show", "why"):
+        daemon.ctl(command, path, check=DONE)
+        daemon.ctl("--json", command, path, check=DONE)
+    assert daemon.status()["hits"] == hits
+    events = [event["event"] for event in ctl_json(daemon, "why", path)["history"]]
+    assert events == [event["event"] for event in before]
+    with daemon.client() as client:
+        client.resident(path)
+    assert daemon.status()["hits"] == hits + 1
+
+
+def test_second_name_is_refused_in_words(daemon, path):
+    daemon.ctl("load", path, "--name", "alpha", check=DONE)
+    text = daemon.ctl("load", path, "--name", "beta", check=DONE).stdout
+    assert text.startswith("alpha\n") and "resident as 'alpha'" in text and "'beta'" in text
+    loaded = ctl_json(daemon, "load", path, "--name", "beta")
+    assert loaded["name"] == "alpha" and "resident as 'alpha'" in loaded["reason"]
+    assert "beta" not in ctl_json(daemon, "load", path, "--name", "alpha")["reason"]
+
+
+def test_relative_path_of_a_deleted_file(daemon, path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    identity = ctl_json(daemon, "load", path.name)["id"]
+    path.unlink()
+    for spelling in (path.name, "./" + path.name):
+        assert ctl_json(daemon, "show", spelling)["id"] == identity
+        assert ctl_json(daemon, "why", spelling)["state"] == "resident"
+    daemon.ctl("evict", path.name, check=DONE)
+
+
 def test_show_leaves_no_lease(daemon, path):
     daemon.ctl("load", path, check=DONE)
     leases = daemon.status()["leases"]
     daemon.ctl("show", path, check=DONE)
     assert daemon.status()["leases"] == leases
+
+
+def documented_keys():
+    """Command to the members of its JSON object, as the table of docs/client.md lists them."""
+    page = (ROOT / "docs" / "client.md").read_text()
+    table = page.split("| command | members |", 1)[1].split("\n\n", 1)[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
+    return {row[0].strip(" `"): set(re.findall("`([a-z_]+)`", row[1])) for row in rows}
+
+
+def test_json_of_every_command_is_as_documented(tmp_path, path):
+    with Daemon(tmp_path / "d") as running:
+        seen = {"load": ctl_json(running, "load", path)}
+        seen["show"] = ctl_json(running, "show", path)
+        seen["list"] = ctl_json(running, "list")
+        for name in ("show", "list"):
+            inner = {"show": "tensors", "list": "models"}[name]
+            seen[f"{name}, each of {inner}"] = seen[name][inner][0]
+        for command in ("status", "metrics"):
+            seen[command] = ctl_json(running, command)
+        for command in ("why", "verify", "pin", "unpin", "evict"):
+            seen[command] = ctl_json(running, command, path)
+        seen["why, each of history"] = seen["why"]["history"][0]
+        refused = json.loads(running.ctl("--json", "evict", "nobody", check=REFUSED).stdout)
+        seen["a failure"], seen["a failure, error"] = refused, refused["error"]
+        seen["shutdown"] = ctl_json(running, "shutdown")
+        running.process.wait(timeout=10)
+    assert {name: set(members) for name, members in seen.items()} == documented_keys()
+
+
+def test_texts_have_human_units_and_hints(daemon, path):
+    daemon.evict_all()
+    assert "'modelcachectl load PATH'" in daemon.ctl("list", check=DONE).stdout
+    daemon.ctl("load", path, "--name", "human", check=DONE)
+    assert "unpin" in daemon.ctl("pin", "human", check=DONE).stdout
+    assert "pinned" in daemon.ctl("list", check=DONE).stdout
+    assert "8 B" in daemon.ctl("show", "human", check=DONE).stdout
+    assert str(path) in daemon.ctl("list", "--wide", check=DONE).stdout
+    daemon.ctl("unpin", "human", check=DONE)
+    daemon.ctl("evict", "human", check=DONE)
+    assert "the next open loads it" in daemon.ctl("why", path, check=DONE).stdout
 
 
 def test_status_has_what_it_promises(daemon):
@@ -136,8 +211,11 @@ def test_verify_sees_a_changed_file(daemon, path):
     same = ctl_json(daemon, "verify", "checked")
     assert (same["ok"], same["disk"], same["storages"], same["bytes"]) == (True, "same", 1, 8)
     path.write_bytes(GOOD[:-1] + b"\x7f")
-    changed = daemon.ctl("--json", "verify", "checked")
-    assert json.loads(changed.stdout)["disk"] == "differs"
+    changed = json.loads(daemon.ctl("--json", "verify", "checked", check=REFUSED).stdout)
+    assert (changed["ok"], changed["memory_ok"], changed["disk"]) == (False, True, "differs")
+    text = daemon.ctl("verify", "checked", check=REFUSED).stdout
+    assert text.startswith("DIFFERS: the files on disk are not what was loaded\n"), text
+    assert "intact" in text and "DAMAGED" not in text
 
 
 def test_verify_without_the_file(daemon, path):
@@ -190,7 +268,14 @@ def test_bad_file_is_refused(daemon, tmp_path):
     ids=["nothing", "command", "no path", "no model", "option", "format"],
 )
 def test_usage_errors(daemon, arguments):
-    assert daemon.ctl(*arguments, check=USAGE).stderr
+    """One line, with the program's name and where to read on."""
+    (line,) = daemon.ctl(*arguments, check=USAGE).stderr.splitlines()
+    assert line.startswith("modelcachectl: ") and line.endswith("see 'modelcachectl --help'")
+
+
+def test_unknown_command_is_named(daemon):
+    assert "unknown command 'frobnicate'" in daemon.ctl("frobnicate", "x", check=USAGE).stderr
+    assert "unknown command 'frobnicate'" in run_ctl("--json", "frobnicate", check=USAGE).stderr
 
 
 def test_help_and_version():
@@ -214,8 +299,13 @@ def test_help_and_version():
 
 @pytest.mark.parametrize("command", [["list"], ["status"], ["why", "m"], ["shutdown"]])
 def test_no_daemon(tmp_path, command):
-    failed = run_ctl("--socket", tmp_path / "socket", *command, check=NO_DAEMON)
-    assert str(tmp_path / "socket") in failed.stderr
+    where = str(tmp_path / "socket")
+    failed = run_ctl("--socket", where, *command, check=NO_DAEMON)
+    message, hint = failed.stderr.splitlines()
+    assert message == f"modelcachectl: no daemon answers at {where}: No such file or directory"
+    assert f"'modelcached --socket {where}'" in hint
+    failed = run_ctl("--socket", where, "--json", *command, check=NO_DAEMON)
+    assert json.loads(failed.stdout)["error"]["code"] == "unavailable"
 
 
 def test_shutdown_ends_the_daemon_and_removes_its_socket(tmp_path):

@@ -242,22 +242,31 @@ def test_one_load_for_many_who_ask_at_once(daemon, tmp_path):
     assert after["hits"] + after["misses"] - before["hits"] - before["misses"] == 8
 
 
-def test_progress_can_give_up_the_load(daemon, large):
-    before = daemon.resting_figures()
+def test_progress_can_give_up_the_load(daemon, tmp_path):
+    """The load ends while its client stays connected: it was withdrawn, not merely orphaned."""
+    path = sparse_st(tmp_path / "enough.safetensors", 1024)
+    loads = daemon.status()["loads"]
+    loaders = []
 
     class Enough(Exception):
         pass
 
     def stop(done, total):
+        if not loaders:
+            loaders.extend(daemon.loaders(path))
+            for pid in loaders:
+                os.kill(pid, signal.SIGSTOP)  # else it might finish before it is withdrawn
         raise Enough
 
     with daemon.client() as client:
-        try:
-            client.open(large, progress=stop).close()
-            daemon.evict_all()
-        except Enough:
-            pass
-    daemon.comes_back_to(before)
+        before = daemon.resting_figures()
+        with pytest.raises(Enough):
+            client.open(path, progress=stop)
+        assert loaders, "no loader ran when its progress was told"
+        eventually(lambda: not any(map(exists, loaders)), what="the end of the loader")
+        daemon.comes_back_to(before)
+        assert daemon.status()["loads"] == loads
+        assert client.list() == []
 
 
 def test_progress_reports_what_is_done(daemon, tmp_path):

@@ -173,6 +173,7 @@ def test_twenty_daemons_at_once(tmp_path, round_number):
 def test_twenty_clients_that_start_a_daemon(tmp_path, path):
     """G6"""
     where = tmp_path / "auto" / "socket"
+    where.parent.mkdir(mode=0o700)
     script = (
         "import sys, modelcache\n"
         "m = modelcache.open(sys.argv[1])\n"
@@ -201,6 +202,45 @@ def test_twenty_clients_that_start_a_daemon(tmp_path, path):
     finally:
         run_ctl("--socket", where, "shutdown")
     eventually(lambda: not exists(pid), what="the end of the daemon")
+
+
+def test_named_socket_in_a_missing_folder_starts_nothing(tmp_path, path):
+    """A mistyped path is an error, not a new folder with a second daemon in it."""
+    where = tmp_path / "mistyped" / "socket"
+    environment = client_environment(MODELCACHE_AUTOSTART="1", MODELCACHE_DAEMON=str(DAEMON))
+    for named in ([], ["--socket", where]):
+        changed = environment if named else {**environment, "MODELCACHE_SOCKET": str(where)}
+        done = run_ctl(*named, "load", path, environment=changed, check=3)
+        assert str(where) in done.stderr and "does not exist" in done.stderr
+    with pytest.raises(modelcache.UnavailableError, match="does not exist"):
+        modelcache.Client(where, autostart=True)
+    assert not where.parent.exists()
+
+
+def test_named_socket_in_a_folder_that_is_there_starts_a_daemon(tmp_path, path):
+    where = tmp_path / "socket"
+    environment = client_environment(MODELCACHE_AUTOSTART="1", MODELCACHE_DAEMON=str(DAEMON))
+    try:
+        run_ctl("--socket", where, "load", path, environment=environment, check=0)
+    finally:
+        run_ctl("--socket", where, "shutdown", check=0)
+
+
+def test_default_socket_of_the_module_has_its_folder_made(short, path):
+    """The functions of the module name no socket: theirs is the default, with its checks."""
+    script = (
+        "import sys, modelcache\n"
+        "print(modelcache.open(sys.argv[1]).raw('w').cast('f').tolist())\n"
+        "modelcache.default_client().shutdown()\n"
+    )
+    environment = client_environment(
+        XDG_RUNTIME_DIR=str(short), MODELCACHE_AUTOSTART="1", MODELCACHE_DAEMON=str(DAEMON)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "[1.0, 2.0]\n", done.stderr
+    assert (short / "modelcache").stat().st_mode & 0o777 == 0o700
 
 
 def test_no_daemon_is_started_when_it_must_not_be(tmp_path):

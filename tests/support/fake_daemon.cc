@@ -108,7 +108,9 @@ void FakeDaemon::Serve(UniqueFd socket) {
     }
     Note(*frame);
     if (frame->header.type == MessageType::kHello) {
-      session.Reply(*frame, hello);
+      if (!mute) {
+        session.Reply(*frame, hello);
+      }
     } else if (frame->header.type != MessageType::kRelease) {
       handler_(session, *frame);
     }

@@ -1,6 +1,7 @@
 // FakeDaemon: a listening socket whose answers the test decides, lies included.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -67,6 +68,9 @@ class FakeDaemon {
 
   // Change before a client connects.
   HelloReply hello = TruthfulHello();
+
+  // While true, a hello gets no answer.
+  std::atomic<bool> mute{false};
 
   // Waits until `count` frames of a type have arrived; false after five seconds.
   bool WaitForFrames(MessageType type, std::size_t count);

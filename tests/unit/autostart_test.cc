@@ -81,12 +81,51 @@ TEST_CASE("Autostart: a program that cannot be started is named", "[unit]") {
 TEST_CASE("Autostart: a daemon that exits at once is reported with its last words", "[unit]") {
   const TempDir dir;
   ClientOptions options;
-  options.socket_path = dir / "run/socket";
+  options.socket_path = dir / "socket";
   options.autostart = Autostart::kAlways;
   options.daemon_path = WriteScript(dir, "echo out of luck >&2; exit 3");
   const Error error = Client::Connect(options).error();
   CHECK(error.code == ErrorCode::kUnavailable);
   CHECK_THAT(error.message, Contains("exited at once") && Contains("out of luck"));
+}
+
+TEST_CASE("Autostart: the folder of a socket that was named is never made", "[unit]") {
+  const TempDir dir;
+  ClientOptions options;
+  options.autostart = Autostart::kAlways;
+  options.daemon_path = WriteScript(dir, "touch " + (dir / "started") + "; exit 3");
+  const std::string socket = dir / "run/modelcache/socket";
+  std::filesystem::create_directory(dir / "run");
+  SECTION("by the caller") {
+    options.socket_path = socket;
+    const Error error = Client::Connect(options).error();
+    CHECK(error.code == ErrorCode::kUnavailable);
+    CHECK_THAT(error.message, Contains(socket) && Contains("does not exist"));
+  }
+  SECTION("by the environment") {
+    REQUIRE(::setenv("MODELCACHE_SOCKET", socket.c_str(), 1) == 0);
+    const Error error = Client::Connect(options).error();
+    REQUIRE(::unsetenv("MODELCACHE_SOCKET") == 0);
+    CHECK_THAT(error.message, Contains(socket) && Contains("does not exist"));
+  }
+  CHECK_FALSE(std::filesystem::exists(dir / "run/modelcache"));
+  CHECK_FALSE(std::filesystem::exists(dir / "started"));
+}
+
+TEST_CASE("Autostart: the folder of the default socket is made", "[unit]") {
+  const TempDir dir;
+  const char* before = std::getenv("XDG_RUNTIME_DIR");
+  const std::string kept = before != nullptr ? before : "";
+  REQUIRE(::setenv("XDG_RUNTIME_DIR", dir.path().c_str(), 1) == 0);
+  ClientOptions options;
+  options.autostart = Autostart::kAlways;
+  options.daemon_path = WriteScript(dir, "touch " + (dir / "started") + "; exit 3");
+  const Error error = Client::Connect(options).error();
+  REQUIRE((kept.empty() ? ::unsetenv("XDG_RUNTIME_DIR")
+                        : ::setenv("XDG_RUNTIME_DIR", kept.c_str(), 1)) == 0);
+  CHECK_THAT(error.message, Contains("exited at once"));
+  CHECK(std::filesystem::exists(dir / "modelcache"));
+  CHECK(std::filesystem::exists(dir / "started"));
 }
 
 TEST_CASE("Autostart: the last line of a log, however long the log is", "[unit]") {

@@ -100,6 +100,19 @@ TEST_CASE("Catalog: the end of a session ends all its leases and no other", "[un
   CHECK(f.catalog.lease_count() == 1);
 }
 
+TEST_CASE("Catalog: a lease ends by the request that got it, once", "[unit]") {
+  CatalogFixture f;
+  const ModelId id = f.Add(1, 10, "/a");
+  f.catalog.Lease(id, SessionId{1}, f.clock.Now(), 7);
+  f.catalog.Lease(id, SessionId{2}, f.clock.Now(), 7);
+  CHECK_FALSE(f.catalog.ReleaseOf(SessionId{1}, 8, f.clock.Now()));
+  CHECK(f.catalog.ReleaseOf(SessionId{1}, 7, f.clock.Now()));
+  CHECK_FALSE(f.catalog.ReleaseOf(SessionId{1}, 7, f.clock.Now()));
+  CHECK(f.catalog.lease_count() == 1);
+  f.catalog.EndSession(SessionId{2}, f.clock.Now());
+  CHECK_FALSE(f.catalog.ReleaseOf(SessionId{2}, 7, f.clock.Now()));
+}
+
 TEST_CASE("Catalog: leased and pinned models are not evicted, and it says why", "[unit]") {
   CatalogFixture f;
   const ModelId id = f.Add(1, 10, "/a");

@@ -1,8 +1,15 @@
 // The connection: found, lost, replaced; deadlines; versions that do not meet.
+#include "client/control.h"
 #include "proto/version.h"
 #include "tests/support/client_world.h"
 
 using namespace modelcache;
+
+namespace {
+
+constexpr auto kUnbearable = std::chrono::seconds(60);
+
+}  // namespace
 
 TEST_CASE("Core: a hang-up is answered by one new connection, then kUnavailable", "[unit]") {
   ClientWorld world([](FakeSession& session, const Frame&) { session.HangUp(); });
@@ -70,6 +77,43 @@ TEST_CASE("Core: versions that do not meet", "[unit]") {
   const Error error = Client::Connect(world.Options()).error();
   CHECK(error.code == ErrorCode::kVersion);
   CHECK_THAT(error.message, Contains(std::to_string(kProtocolVersion + 1)));
+}
+
+TEST_CASE("Core: a call that has to connect again keeps its own deadline", "[unit]") {
+  ClientWorld world([](FakeSession& session, const Frame&) { session.HangUp(); });
+  ClientOptions options = world.Options();
+  options.timeout = kUnbearable;  // of the first connection, which is answered
+  Result<std::unique_ptr<Client>> client = Client::Connect(options);
+  REQUIRE(client.ok());
+  world.daemon.mute = true;
+  OpenOptions open;
+  open.timeout_ms = 1;
+  const TimePoint before = std::chrono::steady_clock::now();
+  CHECK((*client)->Open({world.file}, open).error().code == ErrorCode::kTimeout);
+  CHECK(CallControl(**client, "why", R"({"model": "m", "timeout_ms": 1})").error().code ==
+        ErrorCode::kTimeout);
+  CHECK(world.daemon.Frames(MessageType::kHello) == 3);
+  CHECK(std::chrono::steady_clock::now() - before < kUnbearable / 2);
+}
+
+TEST_CASE("Core: descriptors that never come are given up at the deadline of the open", "[unit]") {
+  BuiltModel built = BuildModel({Floats("w", 8, 1)});
+  ClientWorld world([&](FakeSession& session, const Frame& request) {
+    if (request.header.type == MessageType::kOpen) {
+      session.Reply(request, built.reply);
+    }
+  });
+  world.daemon.hello.pid_namespace = 0;
+  OpenOptions open;
+  open.timeout_ms = 1;
+  const TimePoint before = std::chrono::steady_clock::now();
+  CHECK(world.Connect()->Open({world.file}, open).error().code == ErrorCode::kTimeout);
+  CHECK(std::chrono::steady_clock::now() - before < std::chrono::seconds(5));
+  CHECK(world.daemon.WaitForFrames(MessageType::kRelease, 1));
+}
+
+TEST_CASE("Core: the grace for the daemon's own answer is short", "[unit]") {
+  CHECK(kReplyGrace <= std::chrono::milliseconds(250));
 }
 
 TEST_CASE("Core: a daemon that never answers is given up at the deadline", "[unit]") {

@@ -237,6 +237,53 @@ TEST_CASE("Core: control methods by name", "[unit]") {
   CHECK(CallControl(*client, "nonsense", "").error().code == ErrorCode::kInvalidArgument);
 }
 
+TEST_CASE("Core: what no model is called is asked for as the path of a file", "[unit]") {
+  std::vector<std::string> asked;
+  ClientWorld world([&](FakeSession& session, const Frame& request) {
+    asked.push_back(request.header.type == MessageType::kOpen
+                        ? Decode<OpenRequest>(request.body).value().model
+                        : Decode<ModelRequest>(request.body).value().model);
+    session.Fail(request, ErrorCode::kNotFound, "no " + asked.back());
+  });
+  const auto client = world.Connect();
+  const std::string whole = AbsolutePath("gone.safetensors");
+  const std::vector<std::string> both = {"gone.safetensors", whole};
+  CHECK(client->OpenResident("gone.safetensors").error().message == "no gone.safetensors");
+  CHECK(asked == both);
+  asked.clear();
+  CHECK_FALSE(CallControl(*client, "evict", R"({"model": "gone.safetensors"})").ok());
+  CHECK(asked == both);
+  asked.clear();
+  CHECK_FALSE(CallControl(*client, "why", R"({"model": "./gone.safetensors"})").ok());
+  CHECK(asked == std::vector{whole});
+}
+
+TEST_CASE("Core: a verify tells the daemon how long its caller waits", "[unit]") {
+  std::uint64_t seen = 0;
+  ClientWorld world([&](FakeSession& session, const Frame& request) {
+    seen = Decode<ModelRequest>(request.body).value().timeout_ms;
+    session.Reply(request, VerifyReply{});
+  });
+  const auto client = world.Connect();
+  CHECK(CallControl(*client, "verify", R"({"model": "m", "timeout_ms": 1234})").ok());
+  CHECK(seen == 1234);
+}
+
+TEST_CASE("Core: another name than the one asked for is pointed out", "[unit]") {
+  ClientWorld world;
+  world.built.reply.name = "first";
+  world.built.reply.reason = "resident";
+  const auto client = world.Connect();
+  OpenOptions options;
+  options.name = "second";
+  Result<std::unique_ptr<Model>> model = client->Open({world.file}, options);
+  REQUIRE(model.ok());
+  CHECK((*model)->reply().name == "first");
+  CHECK((*model)->reply().reason == "resident as 'first'; the name 'second' was not given to it");
+  options.name = "first";
+  CHECK((*client->Open({world.file}, options))->reply().reason == "resident");
+}
+
 TEST_CASE("Core: MODELCACHE_LOAD_TIMEOUT is used when the caller says nothing", "[unit]") {
   std::uint64_t seen = 0;
   ClientWorld world([&](FakeSession& session, const Frame& request) {

@@ -29,10 +29,11 @@ TEST_CASE("Ctl: columns are aligned by what is seen, not by bytes", "[unit]") {
   CHECK_THAT(table.Text(true), Contains("\033[1mNAME     N\033[0m"));
 }
 
-TEST_CASE("Ctl: long names lose their beginning, control characters are shown", "[unit]") {
+TEST_CASE("Ctl: long names lose their middle, control characters are shown", "[unit]") {
   CHECK(Shortened("abcdef", 6) == "abcdef");
-  CHECK(Shortened("/a/long/path", 5) == "…path");
-  CHECK(Shortened("äöüäöü", 3) == "…öü");
+  CHECK(Shortened("/a/long/path", 7) == "/a…path");
+  CHECK(Shortened("äöüäöüß", 4) == "ä…üß");
+  CHECK(Shortened("abcdef", 1) == "…");
   CHECK(Printable("a\033[2Jb\n") == "a\\x1b[2Jb\\x0a");
 }
 
@@ -45,17 +46,52 @@ TEST_CASE("Ctl: the progress line fits its width", "[unit]") {
 }
 
 TEST_CASE("Ctl: replies as text", "[unit]") {
-  CHECK(RenderList({}, false) == "no models\n");
+  CHECK_THAT(RenderList({}, {}), Contains("no models") && Contains("load"));
   ModelInfo model;
   model.name = "m";
   model.pinned = true;
   model.storage_bytes = 2048;
-  CHECK_THAT(RenderList({{model}}, false), Contains("2.0 KiB") && Contains("yes"));
+  CHECK_THAT(RenderList({{model}}, {}), Contains("2.0 KiB") && Contains("pinned"));
   WhyReply why{"m", "absent", {{3, "evict", "room for n"}}};
-  CHECK_THAT(RenderWhy(why, false), Contains("m: absent") && Contains("room for n"));
-  CHECK_THAT(RenderVerify({false, 2, 10, "differs", {"storage 1"}}),
-             Contains("DAMAGED") && Contains("storage 1"));
+  CHECK_THAT(RenderWhy(why, false),
+             Contains("m: absent, the next open loads it") && Contains("room for n"));
+  CHECK_THAT(RenderWhy({"m", "resident", {}}, false), !Contains("loads it"));
   StatusReply status;
   status.hits = 4;
   CHECK_THAT(RenderStatus(status), Contains("4 hits"));
+}
+
+TEST_CASE("Ctl: a list of usual models fits 100 columns, a wide one cuts nothing", "[unit]") {
+  ModelInfo model;
+  model.name = "/home/someone/checkpoints/llama-3.1-8b-instruct/model-00001-of-00004.safetensors";
+  model.path = model.name;
+  model.format = "torchscript";
+  model.state = "resident";
+  model.storage_bytes = 1023ULL << 30U;
+  model.resident_bytes = model.storage_bytes;
+  model.leases = 123;
+  model.hits = 99'999;
+  model.idle_seconds = 119.9;
+  const std::string text = RenderList({{model}}, {});
+  for (std::size_t begin = 0; begin < text.size(); begin = text.find('\n', begin) + 1) {
+    CHECK(text.find('\n', begin) - begin <= 100 + std::string("…").size() - 1);
+  }
+  CHECK_THAT(text, Contains("/home/some…") && Contains("of-00004.safetensors"));
+  CHECK_THAT(RenderList({{model}}, {false, true}), Contains(model.name) && Contains("torchscript"));
+}
+
+TEST_CASE("Ctl: only damaged memory is called damaged", "[unit]") {
+  const auto text = [](bool ok, bool memory_ok, const std::string& disk) {
+    VerifyReply reply{ok, 2, 2048, disk, {}, memory_ok};
+    reply.differences = ok ? std::vector<std::string>{} : std::vector<std::string>{"storage 1"};
+    return RenderVerify(reply);
+  };
+  CHECK_THAT(text(false, true, "differs"),
+             Contains("DIFFERS: the files on disk are not what was loaded\n") &&
+                 Contains("intact") && !Contains("DAMAGED") && Contains("storage 1"));
+  CHECK_THAT(text(false, false, "differs"), Contains("DAMAGED") && !Contains("DIFFERS"));
+  CHECK_THAT(text(false, false, "same"), Contains("DAMAGED"));
+  CHECK_THAT(text(false, true, "same"), Contains("DAMAGED"));  // a daemon that does not tell
+  CHECK_THAT(text(true, true, "same"), Contains("ok: ") && Contains("2.0 KiB"));
+  CHECK_THAT(text(true, true, "unavailable"), Contains("ok: ") && Contains("not compared"));
 }

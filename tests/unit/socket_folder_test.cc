@@ -21,6 +21,13 @@ TEST_CASE("SocketFolder: a missing one is made, for this user alone", "[unit]") 
   CHECK(PrepareSocketFolder(dir / "no/such/socket").error().code == ErrorCode::kNotFound);
 }
 
+TEST_CASE("SocketFolder: a check makes nothing", "[unit]") {
+  const TempDir dir;
+  CHECK(CheckSocketFolder(dir / "run/socket").error().code == ErrorCode::kNotFound);
+  CHECK_FALSE(std::filesystem::exists(dir / "run"));
+  CHECK(CheckSocketFolder(dir / "socket").ok());
+}
+
 TEST_CASE("SocketFolder: daemon and client refuse the same folders", "[unit]") {
   const TempDir dir;
   const std::string inner = dir / "run";

@@ -117,12 +117,16 @@ typedef struct mc_client_options {
   const char* socket_path; /* NULL: as mc_default_socket_path() */
   const char* daemon_path; /* program to start; NULL: $MODELCACHE_DAEMON, else the `modelcached`
                               that belongs to this library, else the one on $PATH */
-  int64_t timeout_ms;      /* for connecting, starting included; 0: 10,000 */
+  int64_t timeout_ms;      /* for connecting, starting included; 0: 10,000. A later call that has
+                              to connect again keeps its own deadline, or else this or 10,000,
+                              whichever is longer */
 } mc_client_options;
 
 /* Connects, starting a daemon for this user when none answers and `options` allow it. When many
- * processes do so at once, one daemon remains and serves all. `options` may be NULL. The caller
- * owns *out and gives it back with mc_client_close.
+ * processes do so at once, one daemon remains and serves all. The folder of a socket that was
+ * named, here or by $MODELCACHE_SOCKET, is never made: without it nothing is started
+ * (MC_UNAVAILABLE). `options` may be NULL. The caller owns *out and gives it back with
+ * mc_client_close.
  * Errors: MC_UNAVAILABLE (nobody answers), MC_TIMEOUT, MC_VERSION, MC_PERMISSION, MC_PROTOCOL,
  * MC_INVALID_ARGUMENT (socket path of more than 107 bytes), MC_LIMIT, MC_SYSTEM. */
 MC_API mc_status mc_client_connect(const mc_client_options* options, mc_client** out);
@@ -160,12 +164,14 @@ MC_API mc_status mc_default_socket_path(char** out);
  *   evict     {"model": M}             {}
  *   pin       {"model": M}             {}
  *   unpin     {"model": M}             {}
- *   verify    {"model": M}             {"ok", "storages", "bytes", "disk", "differences": [...]}
+ *   verify    {"model": M}             {"ok", "memory_ok", "storages", "bytes", "disk",
+ *                                       "differences": [...]}
  *   metrics   -                        {"text": "..."}, Prometheus text
  *   shutdown  -                        {}
  *
- * M is a name, an id, at least 6 digits of one, or a path. Any argument may have "timeout_ms"
- * (default 10,000; verify: one hour). The caller frees *reply with mc_free.
+ * M is a name, an id, at least 6 digits of one, or a path; a relative path is made whole as for an
+ * open. Any argument may have "timeout_ms" (default 10,000; verify: one hour). The caller frees
+ * *reply with mc_free.
  * Errors: MC_INVALID_ARGUMENT (method or argument), MC_UNAVAILABLE, MC_TIMEOUT, MC_PROTOCOL, and
  * whatever the daemon answers. */
 MC_API mc_status mc_call(mc_client* client, const char* method, const char* argument, char** reply);
@@ -188,11 +194,12 @@ enum {
 typedef struct mc_open_options {
   uint32_t struct_size;
   uint32_t flags;     /* MC_OPEN_* */
-  const char* name;   /* display name; NULL: the path */
+  const char* name;   /* display name; NULL: the path. A model that is resident keeps its own:
+                         mc_info.reason then says so */
   const char* format; /* auto|safetensors|torch|torchscript|npz; NULL: auto, told from content */
   const char* device; /* cpu|cuda[:N], only for formats that are built on a device; NULL: cpu */
-  int64_t timeout_ms; /* how long to wait for a cold load; 0: $MODELCACHE_LOAD_TIMEOUT (seconds),
-                         else without limit */
+  int64_t timeout_ms; /* of the whole call, which ends at most 200 ms later whatever the daemon
+                         does; 0: $MODELCACHE_LOAD_TIMEOUT (seconds), else without limit */
   mc_progress_fn progress; /* may be NULL */
   void* progress_user;     /* passed to `progress` */
 } mc_open_options;
