@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import modelcache
 import pytest
@@ -14,6 +15,7 @@ from modelcache import _ffi, _structure
 
 from cachetest.files import GOOD, st_tensors
 from cachetest.processes import ask, client_environment
+from cachetest.waiting import eventually
 
 
 @pytest.fixture
@@ -74,6 +76,53 @@ def test_model_knows_where_it_came_from(client, path):
     assert first.load_seconds > 0 and first.nbytes == 8 and first.format == "safetensors"
     assert client.resident("n1").model_id == first.model_id
     assert client.resident(first.model_id[:8]).raw("w").tobytes() == GOOD[-8:]
+
+
+def test_a_model_may_be_named_in_many_ways(client, path, monkeypatch):
+    """By its name, its id, its path of any spelling and type, and by the Model itself."""
+    monkeypatch.chdir(path.parent)
+    model = client.open("m.safetensors", name="shown")
+    relative = Path("m.safetensors")
+    texts = ("shown", model.model_id, str(path), bytes(path), "m.safetensors", "./m.safetensors")
+    for spelling in (*texts, path, relative, model):
+        assert client.why(spelling)["state"] == "resident", spelling
+        assert client.verify(spelling)["ok"], spelling
+        client.pin(spelling)
+        assert client.list()[0]["pinned"], spelling
+        client.unpin(spelling)
+        assert client.resident(spelling).model_id == model.model_id, spelling
+    for one in (relative, model):
+        model.close()
+        eventually(lambda: not client.list()[0]["leases"], what="the end of the leases")
+        client.evict(one)
+        model = client.open(relative)
+
+
+def test_path_of_a_deleted_file_still_names_its_model(client, path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    model = client.open(path)
+    path.unlink()
+    for spelling in ("m.safetensors", Path("m.safetensors")):
+        assert client.why(spelling)["state"] == "resident"
+        assert client.resident(spelling).model_id == model.model_id
+
+
+def test_a_path_object_is_a_path_whatever_models_are_called(client, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(name).write_bytes(st_tensors({name: ("U8", [1], b"x")}))
+    first, second = client.open("a", name="b"), client.open("b", name="a")
+    assert client.resident("a").model_id == second.model_id
+    assert client.resident(Path("a")).model_id == first.model_id
+
+
+def test_second_name_of_a_resident_model_is_not_swallowed(client, path):
+    first = client.open(path, name="first")
+    second = client.open(path, name="second")
+    assert (first.name, second.name) == ("first", "first") and "name" not in first.reason
+    assert "resident as 'first'" in second.reason and "'second'" in second.reason
+    with pytest.raises(modelcache.NotFoundError):
+        client.resident("second")
 
 
 def test_missing_file(client, tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib as _contextlib
 import sys as _sys
+import time as _time
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 from modelcache import _ffi
@@ -55,7 +56,11 @@ def open(
     pin: bool = False,
 ) -> Model:
     """The model in a file, a folder, an index of shards, or several files: see Client.open."""
-    return default_client().open(
+    before = _time.monotonic()
+    client = default_client(None if timeout is None else min(timeout, 10.0))
+    if timeout is not None:
+        timeout -= _time.monotonic() - before
+    return client.open(
         path_or_paths,
         name=name,
         format=format,
@@ -76,27 +81,27 @@ def list() -> "List[Dict[str, Any]]":
     return default_client().list()
 
 
-def why(model: str) -> Dict[str, Any]:
+def why(model: Union[Model, PathLike]) -> Dict[str, Any]:
     """State and history of a model, every hit, miss and eviction with its reason."""
     return default_client().why(model)
 
 
-def evict(model: str) -> None:
+def evict(model: Union[Model, PathLike]) -> None:
     """Drops a model. Raises InUseError while a process uses it or it is pinned."""
     default_client().evict(model)
 
 
-def pin(model: str) -> None:
+def pin(model: Union[Model, PathLike]) -> None:
     """Keeps a model resident until it is unpinned."""
     default_client().pin(model)
 
 
-def unpin(model: str) -> None:
+def unpin(model: Union[Model, PathLike]) -> None:
     """Lets a pinned model be evicted again."""
     default_client().unpin(model)
 
 
-def verify(model: str) -> Dict[str, Any]:
+def verify(model: Union[Model, PathLike]) -> Dict[str, Any]:
     """Hashes a model's memory again and compares it with its files."""
     return default_client().verify(model)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from ctypes import byref, c_char_p, c_void_p, sizeof
 from typing import Any, Dict, List, Optional, Sequence, Union
 
@@ -22,6 +21,15 @@ def _milliseconds(seconds: Optional[float]) -> int:
 
 def _encoded(text: Optional[str]) -> Optional[bytes]:
     return None if text is None else os.fsencode(text)
+
+
+def _reference(model: Union[Model, PathLike]) -> str:
+    """What the library calls a model: an id, a name or a path."""
+    if isinstance(model, Model):
+        return model.model_id
+    text = os.fsdecode(model)
+    # An object of a path's type is a path, whatever models are called: the library knows it by "./".
+    return text if isinstance(model, (str, bytes)) else os.path.join(os.curdir, text)
 
 
 def _path_list(path_or_paths: Union[PathLike, Sequence[PathLike]]) -> List[bytes]:
@@ -105,8 +113,10 @@ class Client:
         """The model in a file, a folder, an index of shards, or several files.
 
         `timeout`: seconds to wait for a cold load, by default MODELCACHE_LOAD_TIMEOUT, else no
-        limit. `progress`: True for a line on standard error, or a function of (done, total) bytes;
-        what it raises gives up the load. Raises subclasses of Error.
+        limit; the call returns within it, whatever the daemon does. `progress`: True for a line on
+        standard error, or a function of (done, total) bytes; what it raises gives up the load. A
+        model that is resident keeps its name, whatever `name` says; `reason` tells. Raises
+        subclasses of Error.
         """
         paths = _path_list(path_or_paths)
         watch = ProgressWatch(progress)
@@ -142,12 +152,11 @@ class Client:
             # garbage collector runs.
             del failure
 
-    def resident(self, model: str) -> Model:
+    def resident(self, model: Union[Model, PathLike]) -> Model:
         """A model that is resident already, by name, id (six digits or more) or path."""
         pointer = c_void_p()
-        _ffi.check(
-            self._lib.mc_model_open_resident(self._handle(), os.fsencode(model), byref(pointer))
-        )
+        name = os.fsencode(_reference(model))
+        _ffi.check(self._lib.mc_model_open_resident(self._handle(), name, byref(pointer)))
         return Model(pointer)
 
     def call(self, method: str, **arguments: Any) -> Dict[str, Any]:
@@ -166,22 +175,22 @@ class Client:
     def list(self) -> List[Dict[str, Any]]:
         return self.call("list")["models"]
 
-    def why(self, model: str) -> Dict[str, Any]:
+    def why(self, model: Union[Model, PathLike]) -> Dict[str, Any]:
         """State and history of a model, every hit, miss and eviction with its reason."""
-        return self.call("why", model=os.fspath(model))
+        return self.call("why", model=_reference(model))
 
-    def evict(self, model: str) -> None:
-        self.call("evict", model=os.fspath(model))
+    def evict(self, model: Union[Model, PathLike]) -> None:
+        self.call("evict", model=_reference(model))
 
-    def pin(self, model: str) -> None:
-        self.call("pin", model=os.fspath(model))
+    def pin(self, model: Union[Model, PathLike]) -> None:
+        self.call("pin", model=_reference(model))
 
-    def unpin(self, model: str) -> None:
-        self.call("unpin", model=os.fspath(model))
+    def unpin(self, model: Union[Model, PathLike]) -> None:
+        self.call("unpin", model=_reference(model))
 
-    def verify(self, model: str) -> Dict[str, Any]:
+    def verify(self, model: Union[Model, PathLike]) -> Dict[str, Any]:
         """Hashes the model's memory again and compares it with its files."""
-        return self.call("verify", model=os.fspath(model))
+        return self.call("verify", model=_reference(model))
 
     def metrics(self) -> str:
         """Counters in Prometheus' text format."""
@@ -192,25 +201,17 @@ class Client:
 
 
 _defaults: Dict[str, Client] = {}
-_defaults_lock = threading.Lock()
 
 
-def default_client() -> Client:
-    """The process's own client for the socket that the environment names now."""
+def default_client(timeout: Optional[float] = None) -> Client:
+    """The process's own client for the socket that the environment names now.
+
+    `timeout`: seconds for connecting, when it must be made.
+    """
     path = _ffi.default_socket_path()
     client = _defaults.get(path)
     if client is None:
-        with _defaults_lock:
-            client = _defaults.get(path)
-            if client is None:
-                client = _defaults[path] = Client(path)
+        # Not Client(path): at a socket that nobody named the library is more careful. No lock, which
+        # a fork could leave taken: of two threads that connect at once, one connection stays.
+        client = _defaults.setdefault(path, Client(timeout=timeout))
     return client
-
-
-def _reset_after_fork() -> None:
-    # Another thread of the parent may have held the lock at the moment of the fork.
-    global _defaults_lock
-    _defaults_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset_after_fork)
