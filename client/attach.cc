@@ -94,11 +94,14 @@ std::vector<std::uint32_t> FindOverlapping(const Manifest& manifest) {
   const auto storages = manifest.storages();
   std::vector<std::uint32_t> order(storages.size());
   std::iota(order.begin(), order.end(), 0U);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+  const auto before = [&](std::uint32_t a, std::uint32_t b) {
     const StorageRecord& x = storages[a];
     const StorageRecord& y = storages[b];
     return std::tie(x.arena, x.offset_bytes, a) < std::tie(y.arena, y.offset_bytes, b);
-  });
+  };
+  if (!std::is_sorted(order.begin(), order.end(), before)) {  // a loader writes them in order
+    std::sort(order.begin(), order.end(), before);
+  }
   std::vector<std::uint32_t> overlapping;
   std::uint32_t arena = 0;
   std::uint64_t end = 0;

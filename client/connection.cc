@@ -38,6 +38,18 @@ Error ErrorOf(const Frame& frame) {
   return Error{reply->code, reply->message, reply->errno_value};
 }
 
+// Whether the daemon's PID names it here too. The kernel translates a peer's PID into our
+// namespace, which is quicker than asking procfs; only the PID of whoever made a passed socket says
+// nothing.
+bool SharesPidNamespace(int socket, const HelloReply& hello) {
+  if (hello.pid_namespace == 0) {
+    return false;
+  }
+  const Result<PeerCredentials> peer = GetPeerCredentials(socket);
+  const bool same_pid = peer.ok() && peer->pid > 1 && peer->pid == hello.daemon_pid;
+  return same_pid || hello.pid_namespace == PidNamespace();
+}
+
 bool WritableNow(int socket) {
   pollfd entry{socket, POLLOUT, 0};
   return ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLOUT) != 0;
@@ -80,7 +92,7 @@ Result<void> Connection::SayHello(TimePoint deadline) {
                  0};
   }
   hello_ = std::move(*reply);
-  procfs_works_ = hello_.pid_namespace != 0 && hello_.pid_namespace == PidNamespace();
+  procfs_works_ = SharesPidNamespace(channel_.fd(), hello_);
   return {};
 }
 

@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <set>
+#include <numeric>
 #include <tuple>
+#include <vector>
 
 #include "common/checked_math.h"
 #include "common/digest.h"
@@ -266,14 +267,18 @@ std::optional<std::uint32_t> Manifest::Find(std::string_view name) const {
 }
 
 std::uint64_t Manifest::PayloadBytes() const {
-  std::set<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> places;
-  std::uint64_t total = 0;
+  std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> places;
+  places.reserve(storages_.size());
   for (const StorageRecord& storage : storages_) {
-    if (places.emplace(storage.arena, storage.offset_bytes, storage.size_bytes).second) {
-      total += storage.size_bytes;
-    }
+    places.emplace_back(storage.arena, storage.offset_bytes, storage.size_bytes);
   }
-  return total;
+  if (!std::is_sorted(places.begin(), places.end())) {  // a loader writes them in order
+    std::sort(places.begin(), places.end());
+  }
+  const auto end = std::unique(places.begin(), places.end());
+  return std::accumulate(
+      places.begin(), end, std::uint64_t{0},
+      [](std::uint64_t sum, const auto& place) { return sum + std::get<2>(place); });
 }
 
 }  // namespace modelcache

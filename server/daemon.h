@@ -37,6 +37,7 @@ class Daemon final : private Session::Owner, private LoaderProcess::Owner {
   void Run();
 
  private:
+  void RunLoop();
   void OnRequest(SessionId session, Frame frame) override;
   void OnSessionClosed(SessionId session, const std::string& why) override;
   void OnLoaderFrame(JobId job, Frame frame) override;

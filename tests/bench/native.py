@@ -111,6 +111,7 @@ def bench_cold(bench):
 def bench_touch(bench):
     folder = models.llama()
     files = sorted(folder.glob("*.safetensors"))
+    models.warm_page_cache(folder, from_disk=True)
     bench.load(folder)
     bench.daemon.settle()
     warm, plain = [], []
