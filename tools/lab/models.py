@@ -1,7 +1,7 @@
 """The models that the demo and the benchmarks load, made once and kept under .dev/models."""
 
-import os
 import json
+import os
 import shutil
 from pathlib import Path
 
