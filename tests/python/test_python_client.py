@@ -83,17 +83,21 @@ def test_a_model_may_be_named_in_many_ways(client, path, monkeypatch):
     monkeypatch.chdir(path.parent)
     model = client.open("m.safetensors", name="shown")
     relative = Path("m.safetensors")
+
+    def entry():
+        return next(entry for entry in client.list() if entry["id"] == model.model_id)
+
     texts = ("shown", model.model_id, str(path), bytes(path), "m.safetensors", "./m.safetensors")
     for spelling in (*texts, path, relative, model):
         assert client.why(spelling)["state"] == "resident", spelling
         assert client.verify(spelling)["ok"], spelling
         client.pin(spelling)
-        assert client.list()[0]["pinned"], spelling
+        assert entry()["pinned"], spelling
         client.unpin(spelling)
         assert client.resident(spelling).model_id == model.model_id, spelling
     for one in (relative, model):
         model.close()
-        eventually(lambda: not client.list()[0]["leases"], what="the end of the leases")
+        eventually(lambda: not entry()["leases"], what="the end of the leases")
         client.evict(one)
         model = client.open(relative)
 
