@@ -151,12 +151,24 @@ def _patch_function(module: Any, name: str) -> None:
 
 
 def _holders(function: Any) -> List[Tuple[Any, str]]:
-    """Every module and name that has the function, as `from module import function` leaves it."""
+    """Every module and name that has the function, as `from module import function` leaves it.
+
+    Modules that another took the place of in sys.modules, as lazy ones do, count as long as a module
+    has them.
+    """
     found = []
-    for module in list(sys.modules.values()):
+    pending = list(sys.modules.values())
+    seen = set(map(id, pending))
+    for module in pending:
         names = getattr(module, "__dict__", None)
-        if type(names) is dict:
-            found += [(module, name) for name, value in list(names.items()) if value is function]
+        if type(names) is not dict:
+            continue
+        for name, value in list(names.items()):
+            if value is function:
+                found.append((module, name))
+            elif isinstance(value, types.ModuleType) and id(value) not in seen:
+                seen.add(id(value))
+                pending.append(value)
     return found
 
 
