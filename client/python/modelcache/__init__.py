@@ -105,9 +105,10 @@ def list() -> "List[Dict[str, Any]]":
 def why(model: Any) -> Dict[str, Any]:
     """Why a model is, or is not, resident.
 
-    Of a name, an id, a path or a Model: the daemon's history, every hit, miss and eviction with its reason. Of an object
-    that a call through the cache gave: "state" (hit, miss, uncached, unknown) and "reason", which says
-    what part of the key or which file differs, or which part of the object cannot be cached.
+    Of a name, an id, a path or a Model: the daemon's history, every hit, miss and eviction with its
+    reason. Of an object that a call through the cache gave: "state" (hit, miss, uncached, unknown) and
+    "reason", which says what part of the key or which file differs, or which part of the object cannot be
+    cached.
     """
     if isinstance(model, (str, bytes, _os.PathLike, Model)):
         return default_client().why(model)

@@ -263,7 +263,14 @@ class Writer:
         return " ".join(parts)
 
 
-_CLASS_NOISE = {"__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__"}
+_CLASS_NOISE = {
+    "__dict__",
+    "__doc__",
+    "__firstlineno__",
+    "__module__",
+    "__static_attributes__",
+    "__weakref__",
+}
 
 
 class _Nested:
