@@ -19,6 +19,7 @@
 #include "client/include/modelcache/modelcache.h"
 #include "common/error.h"
 #include "common/socket.h"
+#include "common/utf8.h"
 #include "proto/dtype.h"
 #include "proto/manifest.h"
 #include "proto/version.h"
@@ -409,7 +410,7 @@ mc_status mc_model_tensor_by_name(const mc_model* model, const char* name, mc_te
     const auto index = model->model->manifest().Find(name);
     return index ? CopyOut(Describe(*model->model, *index), out)
                  : Fail(Error{ErrorCode::kNotFound,
-                              "the model has no tensor '" + std::string(name) + "'", 0});
+                              "the model has no tensor '" + Printable(name) + "'", 0});
   });
 }
 

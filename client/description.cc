@@ -4,6 +4,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "common/utf8.h"
+
 namespace modelcache {
 namespace {
 
@@ -98,7 +100,7 @@ Result<void> ReadExtraFiles(const Json& json, Script& script) {
   for (const auto& [name, text] : files->items()) {
     auto bytes = text.is_string() ? DecodeBase64(text.get_ref<const std::string&>()) : std::nullopt;
     if (!bytes) {
-      return Corrupt("torchscript.extra_files." + name, "base64 text");
+      return Corrupt("torchscript.extra_files." + Printable(name), "base64 text");
     }
     script.extra_files.emplace_back(name, std::move(*bytes));
   }
@@ -119,7 +121,7 @@ Result<void> ReadScript(const Json& json, std::uint32_t storage_count,
   }
   for (const auto& [name, storage] : records->items()) {
     if (!IsStorage(storage, storage_count)) {
-      return Corrupt("torchscript.records." + name, "a storage number");
+      return Corrupt("torchscript.records." + Printable(name), "a storage number");
     }
     script.records.emplace_back(name, storage.get<std::uint32_t>());
   }

@@ -13,6 +13,8 @@
 #include <fstream>
 #include <utility>
 
+#include "common/utf8.h"
+
 namespace modelcache {
 namespace {
 
@@ -288,7 +290,7 @@ void Daemon::Do(MeasureArenas& action) {
 
 void Daemon::Do(Note& action) {
   spdlog::log(action.level == Note::Level::kInfo ? spdlog::level::info : spdlog::level::warn, "{}",
-              action.text);
+              Printable(action.text));
 }
 
 void Daemon::Do(StopDaemon&) {

@@ -11,6 +11,24 @@ namespace {
 
 constexpr Duration kExitTimeout = std::chrono::seconds(10);  // after the last word of a loader
 
+// What the log says about a failure. Messages of a loader quote the model's files, whose content is
+// for those who opened them: the client gets them, and `why` tells them.
+std::string LogText(const Error& error) {
+  switch (error.code) {
+    case ErrorCode::kLoaderFailed:
+      if (error.message.starts_with("loader ")) {  // how it ended; what it printed stands behind
+        return error.message.substr(0, error.message.find(';'));
+      }
+      [[fallthrough]];
+    case ErrorCode::kBadFile:
+    case ErrorCode::kUnsupported:
+    case ErrorCode::kInternal:
+      return std::string(ErrorCodeName(error.code)) + " (the message went to the client)";
+    default:
+      return error.message;
+  }
+}
+
 }  // namespace
 
 SendToClient OpenedReply(Catalog& catalog, const ModelId& id, const Waiter& waiter, TimePoint now) {
@@ -297,7 +315,7 @@ void Jobs::FailLoad(Job& job, const Error& error, TimePoint now, Actions& out) {
     ++counters_.failed_loads;
     catalog_.history().Failed(job.spec.wanted.path, job.spec.wanted.options, error.message, now);
   }
-  out.emplace_back(Note{Note::Level::kWarning, "job for " + job.name + ": " + error.message});
+  out.emplace_back(Note{Note::Level::kWarning, "job for " + job.name + ": " + LogText(error)});
   RefuseWaiters(job, error, out);
   Abandon(job, out);
 }

@@ -85,21 +85,6 @@ std::string Shortened(const std::string& text, std::size_t most) {
          text.substr(OffsetOf(text, width - end));
 }
 
-std::string Printable(std::string_view text) {
-  std::string shown;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) {
-      std::array<char, 8> escape{};
-      (void)std::snprintf(escape.data(), escape.size(), "\\x%02x", byte);
-      shown += escape.data();
-    } else {
-      shown += c;
-    }
-  }
-  return shown;
-}
-
 std::string Table::Text(bool colour) const {
   std::vector<std::size_t> widths;
   for (std::size_t i = 0; i < columns_.size(); ++i) {

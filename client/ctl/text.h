@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/utf8.h"
+
 namespace modelcache {
 
 // "1.4 GiB", "512 B".
@@ -17,9 +19,6 @@ std::string HumanSeconds(double seconds);
 // A long text with "…" in its middle, at most `most` characters. The end, which tells files apart,
 // keeps two thirds.
 std::string Shortened(const std::string& text, std::size_t most);
-
-// Control characters made visible, so that a name from a file cannot steer the terminal.
-std::string Printable(std::string_view text);
 
 enum class Align { kLeft, kRight };
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string>
 
+#include "common/utf8.h"
 #include "proto/codec.h"
 
 namespace modelcache {
@@ -134,13 +135,16 @@ Result<void> LoaderChannel::SendProgress(const LoaderProgressEvent& event) {
   return SendEvent(MessageType::kLoaderProgress, event);
 }
 
-Result<void> LoaderChannel::SendVerified(const VerifiedEvent& event) {
+Result<void> LoaderChannel::SendVerified(VerifiedEvent event) {
+  for (std::string& difference : event.differences) {
+    difference = Printable(difference);
+  }
   return SendEvent(MessageType::kVerified, event);
 }
 
 Result<void> LoaderChannel::SendFailed(const Error& error) {
   return SendEvent(MessageType::kJobFailed,
-                   JobFailedEvent{error.code, error.message, error.errno_value});
+                   JobFailedEvent{error.code, Printable(error.message), error.errno_value});
 }
 
 }  // namespace modelcache

@@ -43,7 +43,7 @@ class LoaderChannel {
 
   // Progress is sent at most ten times a second; calls in between do nothing.
   Result<void> SendProgress(const LoaderProgressEvent& event);
-  Result<void> SendVerified(const VerifiedEvent& event);
+  Result<void> SendVerified(VerifiedEvent event);
   Result<void> SendFailed(const Error& error);
 
   [[nodiscard]] int fd() const { return channel_.fd(); }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/unique_fd.h"
+#include "common/utf8.h"
 #include "server/loader/job.h"
 #include "server/loader/loader_channel.h"
 
@@ -55,7 +56,8 @@ int main() {
   modelcache::LoaderChannel channel{modelcache::UniqueFd(kChannelDescriptor)};
   const auto done = modelcache::RunJob(channel);
   if (!done.ok()) {
-    (void)std::fprintf(stderr, "modelcached-loader: %s\n", done.error().message.c_str());
+    (void)std::fprintf(stderr, "modelcached-loader: %s\n",
+                       modelcache::Printable(done.error().message).c_str());
   }
   return done.ok() ? 0 : 1;
 }

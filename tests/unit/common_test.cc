@@ -36,6 +36,17 @@ TEST_CASE("Error: every code has a name of its own", "[unit]") {
   CHECK(ErrorCodeName(static_cast<ErrorCode>(20)) == "unknown");
 }
 
+TEST_CASE("Text: control characters and broken UTF-8 are shown, everything else is kept",
+          "[unit]") {
+  CHECK(Printable("a\033[2Jb\n") == "a\\x1b[2Jb\\x0a");
+  CHECK(Printable(std::string("w\0x", 3)) == "w\\x00x");
+  CHECK(Printable("n\xc3\xa4me \xe2\x82\xac \xf0\x9f\x98\x80") ==
+        "n\xc3\xa4me \xe2\x82\xac \xf0\x9f\x98\x80");
+  CHECK(Printable("\xc2\x85\x7f") == "\\xc2\\x85\\x7f");
+  CHECK(Printable("\xff\xc3") == "\\xff\\xc3");
+  CHECK(Printable("").empty());
+}
+
 TEST_CASE("Error: errno values with a code of their own are mapped", "[unit]") {
   CHECK(SystemError("open", EMFILE).code == ErrorCode::kLimit);
   CHECK_THAT(SystemError("open", EMFILE).message, Contains("RLIMIT_NOFILE"));

@@ -111,6 +111,27 @@ TEST_CASE("Dispatcher: a loader that dies fails every waiter and leaves nothing"
   CHECK(f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1))).value != 0);
 }
 
+TEST_CASE("Dispatcher: what a loader says about a file is not in the log", "[unit]") {
+  const auto log_of = [](const Error& error) {
+    ServerFixture f;
+    const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
+    const auto failed = f.dispatcher.OnLoaderFailed(job, error, f.clock.Now());
+    const auto notes = Only<Note>(failed);
+    REQUIRE(notes.size() == 1);
+    return notes[0]->text;
+  };
+  for (const ErrorCode code : {ErrorCode::kBadFile, ErrorCode::kUnsupported, ErrorCode::kInternal,
+                               ErrorCode::kLoaderFailed}) {
+    const std::string text = log_of({code, "starts with 'secret'", 0});
+    CHECK_THAT(text, Contains("/m") && Contains(std::string(ErrorCodeName(code))));
+    CHECK_THAT(text, !Contains("secret"));
+  }
+  CHECK_THAT(
+      log_of({ErrorCode::kLoaderFailed, "loader killed by signal 6 (Aborted); it printed: s", 0}),
+      Contains("signal 6 (Aborted)") && !Contains("printed"));
+  CHECK_THAT(log_of({ErrorCode::kFileChanged, "/m: changed", 0}), Contains("/m: changed"));
+}
+
 TEST_CASE("Dispatcher: a job failure is told at once and the process killed", "[unit]") {
   ServerFixture f;
   const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
@@ -118,6 +139,7 @@ TEST_CASE("Dispatcher: a job failure is told at once and the process killed", "[
       job, Error{ErrorCode::kBadFile, "needs 72, has 69", 0}, f.clock.Now());
   REQUIRE(Refusal(failed) != nullptr);
   CHECK(Refusal(failed)->code == ErrorCode::kBadFile);
+  CHECK(Refusal(failed)->message == "needs 72, has 69");
   REQUIRE(Only<CancelJob>(failed).size() == 1);
   // A new open does not join the dying one.
   CHECK(f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1))).value != 0);

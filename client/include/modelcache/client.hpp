@@ -75,6 +75,21 @@ class [[nodiscard]] Result {
   std::variant<T, Failure> state_;
 };
 
+// A name for messages: control characters, zero bytes included, as \xNN.
+inline std::string Shown(std::string_view name) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string shown;
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F) {
+      shown += {'\\', 'x', kDigits[byte >> 4U], kDigits[byte & 15U]};
+    } else {
+      shown += c;
+    }
+  }
+  return shown;
+}
+
 // A run of integers that belong to the model.
 class Dimensions {
  public:
@@ -178,6 +193,9 @@ class Model {
 
   // Errors: MC_NOT_FOUND.
   [[nodiscard]] Result<TensorView> Find(const std::string& name) const {
+    if (name.find('\0') != std::string::npos) {  // would end a C string: "a" is not "a\0b"
+      return Failure{MC_NOT_FOUND, "the model has no tensor '" + Shown(name) + "'"};
+    }
     mc_tensor raw = {};
     raw.struct_size = sizeof raw;
     const mc_status status = mc_model_tensor_by_name(model_, name.c_str(), &raw);

@@ -282,7 +282,7 @@ typedef struct mc_tensor {
   uint64_t offset_bytes;  /* of `data` in the storage */
   uint32_t storage;       /* number of the storage, or MC_NO_STORAGE */
   uint32_t index;         /* number of the tensor */
-  uint64_t name_bytes;    /* without the final zero byte; a name may hold zero bytes itself */
+  uint64_t name_bytes;    /* without the final zero byte */
 } mc_tensor;
 
 /* Number of tensors; 0 for NULL. */

@@ -224,7 +224,7 @@ class TorchModel {
   Result<at::Tensor> Build(const TensorView& view) {
     const std::optional<c10::ScalarType> type = TypeOf(view.raw().dtype);
     if (!type) {
-      return Failure{MC_UNSUPPORTED, "tensor '" + std::string(view.name()) + "' has dtype " +
+      return Failure{MC_UNSUPPORTED, "tensor '" + Shown(view.name()) + "' has dtype " +
                                          std::string(view.dtype()) + ", which libtorch " +
                                          TORCH_VERSION + " does not have"};
     }
@@ -232,7 +232,7 @@ class TorchModel {
       return c10::isQIntType(*type) ? BuildQuantized(view, *type) : BuildPlain(view, *type);
     } catch (const std::exception& e) {
       return Failure{MC_INTERNAL,
-                     "libtorch cannot make tensor '" + std::string(view.name()) + "': " + e.what()};
+                     "libtorch cannot make tensor '" + Shown(view.name()) + "': " + e.what()};
     }
   }
 
@@ -271,11 +271,11 @@ class TorchModel {
     scheme.struct_size = sizeof scheme;
     if (mc_model_quantization(model_.get(), raw.index, &scheme) != MC_OK) {
       return Failure{MC_UNSUPPORTED,
-                     "quantized tensor '" + std::string(view.name()) + "' has no quantizer"};
+                     "quantized tensor '" + Shown(view.name()) + "' has no quantizer"};
     }
     if (raw.storage == MC_NO_STORAGE) {
       return Failure{MC_UNSUPPORTED,
-                     "quantized tensor '" + std::string(view.name()) + "' has no data"};
+                     "quantized tensor '" + Shown(view.name()) + "' has no data"};
     }
     at::Tensor tensor = at::detail::make_tensor<at::QTensorImpl>(
         c10::Storage(StorageOf(raw.storage)), c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU),
