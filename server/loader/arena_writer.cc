@@ -14,6 +14,7 @@
 #include "common/digest.h"
 #include "proto/arena_header.h"
 #include "server/loader/parallel.h"
+#include "server/loader/record_crc.h"
 #include "server/loader/storage_stream.h"
 
 namespace modelcache {
@@ -45,6 +46,7 @@ Result<void> WriteAt(int arena, std::uint64_t offset_bytes, std::span<const std:
 // A piece of work: some leaves of one storage.
 struct FillItem {
   std::uint32_t storage = 0;
+  bool write = true;  // false: the bytes are in an arena already, only their sum is asked for
   std::uint64_t offset_bytes = 0;
   std::uint64_t size_bytes = 0;
 };
@@ -54,8 +56,14 @@ class Filler {
  public:
   Filler(const WriteInput& input, PlacedModel& placed) : input_(input), placed_(placed) {
     leaves_.resize(input.storages.size());
+    sums_.resize(input.storages.size());
     for (const std::uint32_t storage : placed.written) {
-      AddItems(storage);
+      AddItems(storage, true);
+    }
+    for (std::uint32_t i = 0; i < input.storages.size(); ++i) {
+      if (input.storages[i].crc && leaves_[i].empty()) {
+        AddItems(i, false);
+      }
     }
     SpreadOverArenas();
   }
@@ -68,8 +76,15 @@ class Filler {
     return filled.ok() ? report(Progress()) : filled;
   }
 
-  // Digests and samples of everything, once all is written.
+  // Digests and samples of everything, once all is written. Errors: also kBadFile, a wrong CRC.
   Result<void> FinishSpec() {
+    for (std::uint32_t i = 0; i < input_.storages.size(); ++i) {
+      if (input_.storages[i].crc) {
+        if (auto checked = CheckCrc(input_.files, input_.storages[i], sums_[i]); !checked.ok()) {
+          return checked;
+        }
+      }
+    }
     for (const std::uint32_t storage : placed_.written) {
       StorageSpec& spec = placed_.spec.storages[storage];
       spec.digest = CombineLeaves(leaves_[storage], spec.size_bytes);
@@ -89,16 +104,18 @@ class Filler {
   }
 
  private:
-  void AddItems(std::uint32_t storage) {
+  void AddItems(std::uint32_t storage, bool write) {
     const PlannedStorage& planned = input_.storages[storage];
     total_bytes_ += planned.size_bytes;
-    leaves_[storage].resize((planned.size_bytes + kDigestLeafBytes - 1) / kDigestLeafBytes);
+    const auto count = (planned.size_bytes + kDigestLeafBytes - 1) / kDigestLeafBytes;
+    leaves_[storage].resize(write ? count : 0);
+    sums_[storage].resize(planned.crc ? count : 0);
     if (!IsSeekable(planned)) {
-      items_.push_back({storage, 0, planned.size_bytes});
+      items_.push_back({storage, write, 0, planned.size_bytes});
       return;
     }
     for (std::uint64_t at = 0; at < planned.size_bytes; at += kDigestLeafBytes) {
-      items_.push_back({storage, at, std::min(kDigestLeafBytes, planned.size_bytes - at)});
+      items_.push_back({storage, write, at, std::min(kDigestLeafBytes, planned.size_bytes - at)});
     }
   }
 
@@ -120,7 +137,7 @@ class Filler {
     if (!IsSeekable(planned)) {
       std::uint64_t at = 0;
       return StreamStorage(input_.files, planned, scratch, [&](std::span<const std::byte> leaf) {
-        auto written = WriteLeaf(item.storage, at, leaf);
+        auto written = TakeLeaf(item, at, leaf);
         at += leaf.size();
         return written;
       });
@@ -129,16 +146,22 @@ class Filler {
     if (auto read = ReadStorage(input_.files, planned, item.offset_bytes, leaf); !read.ok()) {
       return read;
     }
-    return WriteLeaf(item.storage, item.offset_bytes, leaf);
+    return TakeLeaf(item, item.offset_bytes, leaf);
   }
 
-  Result<void> WriteLeaf(std::uint32_t storage, std::uint64_t offset_bytes,
-                         std::span<const std::byte> leaf) {
-    leaves_[storage][offset_bytes / kDigestLeafBytes] = HashBytes(leaf);
-    const StorageSpec& spec = placed_.spec.storages[storage];
-    auto written = WriteAt(OwnArena(spec), spec.offset_bytes + offset_bytes, leaf);
+  Result<void> TakeLeaf(const FillItem& item, std::uint64_t offset_bytes,
+                        std::span<const std::byte> leaf) {
+    const std::uint64_t number = offset_bytes / kDigestLeafBytes;
     done_bytes_ += leaf.size();
-    return written;
+    if (!sums_[item.storage].empty()) {
+      sums_[item.storage][number] = CrcOf(leaf);
+    }
+    if (!item.write) {
+      return {};
+    }
+    leaves_[item.storage][number] = HashBytes(leaf);
+    const StorageSpec& spec = placed_.spec.storages[item.storage];
+    return WriteAt(OwnArena(spec), spec.offset_bytes + offset_bytes, leaf);
   }
 
   [[nodiscard]] Result<Digest> SampleOf(std::uint32_t storage, const StorageSpec& spec) const {
@@ -167,6 +190,7 @@ class Filler {
   PlacedModel& placed_;
   std::vector<FillItem> items_;
   std::vector<std::vector<Digest>> leaves_;
+  std::vector<std::vector<std::uint32_t>> sums_;  // CRCs, where the storage has one
   std::atomic<std::uint64_t> done_bytes_{0};
   std::uint64_t total_bytes_ = 0;
 };

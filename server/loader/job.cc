@@ -58,7 +58,8 @@ Result<void> FillAndCommit(LoaderChannel& channel, const JobRequest& request,
   }
   auto placed = PlaceModel(plan, *sharing, request.arena_max_bytes);
   if (!placed.ok()) {
-    return std::move(placed).error();
+    const Error& error = placed.error();  // of a tensor, then: it does not know the file
+    return error.code == ErrorCode::kBadFile ? files.front().Bad(error.message) : error;
   }
   CommitRequest commit;
   {

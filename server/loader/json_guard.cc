@@ -53,6 +53,11 @@ class GuardedHandler : public nlohmann::detail::json_sax_dom_parser<Json> {
 }  // namespace
 
 Result<Json> ParseJson(std::string_view text, int max_depth) {
+  // The parser takes a zero byte for the end of the text. JSON has none anywhere.
+  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    return Error{ErrorCode::kBadFile,
+                 "JSON error at byte " + std::to_string(zero) + ": a zero byte", 0};
+  }
   Json value;
   GuardedHandler handler(value, max_depth);
   if (Json::sax_parse(text, &handler)) {

@@ -111,7 +111,9 @@ Result<std::map<std::string, ByteRange>> LocateStorages(
                       " elements at byte " + std::to_string(at) + " leaves the file of " +
                       std::to_string(file.size()) + " bytes");
     }
-    ranges[key] = {at, *size};
+    if (!ranges.emplace(key, ByteRange{at, *size}).second) {
+      return file.Bad("legacy checkpoint: storage " + Quoted(key) + " is listed twice");
+    }
     at += *size;
   }
   return ranges;
@@ -125,7 +127,7 @@ class LegacyStorages {
   Result<std::uint32_t> Resolve(const StorageId& id) {
     const auto range = ranges_.find(id.key);
     const std::uint64_t present = range == ranges_.end() ? 0 : range->second.size_bytes;
-    if (range == ranges_.end() || id.size_bytes > present) {
+    if (range == ranges_.end() || id.size_bytes != present) {
       return Error{ErrorCode::kBadFile,
                    "storage " + Quoted(id.key) + ": needs " + std::to_string(id.size_bytes) +
                        " bytes, has " + std::to_string(present),

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -34,11 +35,18 @@ struct MemoryBytes {
 
 using StorageBytes = std::variant<FileBytes, DeflatedBytes, MemoryBytes>;
 
+// The sum over the record that a storage ends.
+struct RecordCrc {
+  std::uint32_t expected = 0;
+  std::uint32_t before = 0;  // of the record's bytes in front of the storage
+};
+
 // One storage to be put into an arena.
 struct PlannedStorage {
   std::string name;  // tensor or record, for messages
   std::uint64_t size_bytes = 0;
   StorageBytes bytes;
+  std::optional<RecordCrc> crc = std::nullopt;  // checked while the bytes are read; never of memory
 };
 
 // Everything but the bytes. TensorSpec::storage is an index into `storages`; every tensor has been

@@ -193,6 +193,13 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text) {
   SafetensorsHeader header;
   HeaderHandler handler(header);
+  // The parser takes a zero byte for the end of the text. JSON has none anywhere.
+  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    return Error{ErrorCode::kBadFile,
+                 "the header is not JSON: a zero byte at byte " + std::to_string(zero) +
+                     " (it is padded with spaces)",
+                 0};
+  }
   if (!Json::sax_parse(text, &handler)) {
     return handler.fault();
   }

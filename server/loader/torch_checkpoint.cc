@@ -12,6 +12,8 @@
 
 #include "server/loader/base64.h"
 #include "server/loader/byte_budget.h"
+#include "server/loader/checkpoint_keys.h"
+#include "server/loader/checkpoint_names.h"
 #include "server/loader/json_guard.h"
 #include "server/loader/tensor_numbers.h"
 
@@ -94,8 +96,9 @@ class Walker {
          const ResolveStorage& resolve, ModelPlan& plan)
       : document_(document),
         files_(files),
-        rebuilder_(document, resolve,
-                   [&plan](std::uint32_t storage) { return plan.storages[storage].size_bytes; }),
+        rebuilder_(
+            document, [this, &resolve](const StorageId& id) { return Resolve(resolve, id); },
+            [&plan](std::uint32_t storage) { return plan.storages[storage].size_bytes; }),
         max_visits_(kFreeVisits + kMaxVisitsPerNode * document.nodes.size()),
         plan_(plan) {}
 
@@ -104,16 +107,17 @@ class Walker {
     if (!structure.ok()) {
       return std::move(structure).error();
     }
-    if (over_budget_) {
-      return OverBudget();
-    }
     if (structure->is_object() && structure->contains("opaque")) {
       return Error{ErrorCode::kUnsupported,
                    "the checkpoint is one pickled object of class " +
                        (*structure)["opaque"].get<std::string>() +
-                       ", not a collection of tensors: load it through Python "
-                       "(modelcache.load(torch.load, path, weights_only=False))",
+                       ", not a collection of tensors: save its state_dict() instead, or "
+                       "torch.jit.save it",
                    0};
+    }
+    Spend(names_.Disambiguate(plan_.tensors, ByteBudget::Limit(document_.consumed_bytes)));
+    if (over_budget_) {
+      return OverBudget();
     }
     Json metadata = Json::object();
     metadata["structure"] = std::move(*structure);
@@ -132,19 +136,17 @@ class Walker {
   // Extends the path while it lives.
   class Step {
    public:
-    Step(Walker& walker, std::string_view part)
-        : path_(walker.path_), length_(walker.path_.size()) {
-      walker.Spend(part.size());
-      path_ += path_.empty() ? "" : ".";
-      path_ += part;
+    Step(Walker& walker, const NameStep& step) : walker_(walker) {
+      constexpr std::size_t kDigits = 6;
+      walker.Spend(step.text.empty() ? kDigits : step.text.size());
+      walker.names_.Enter(step);
     }
-    ~Step() { path_.resize(length_); }
+    ~Step() { walker_.Spend(walker_.names_.Leave() ? CheckpointNames::kStepBytes : 0); }
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
 
    private:
-    std::string& path_;
-    std::size_t length_;
+    Walker& walker_;
   };
 
   // Walk() refuses to go on once it was too much.
@@ -155,20 +157,20 @@ class Walker {
   [[nodiscard]] Error OverBudget() const {
     return Error{
         ErrorCode::kBadFile,
-        "the checkpoint " + budget_.Complaint(document_.consumed_bytes) + ", at " + Quoted(path_),
+        "the checkpoint " + budget_.Complaint(document_.consumed_bytes) + ", at " + Quoted(path()),
         0};
   }
 
   // Recursion is bounded by kMaxDepth.
   Result<Json> Walk(PickleRef ref) {
     if (on_path_.count(ref) != 0) {
-      return Error{ErrorCode::kBadFile, "the checkpoint contains itself at " + Quoted(path_), 0};
+      return Error{ErrorCode::kBadFile, "the checkpoint contains itself at " + Quoted(path()), 0};
     }
     if (on_path_.size() >= static_cast<std::size_t>(kMaxDepth) || ++visits_ > max_visits_) {
       return Error{ErrorCode::kBadFile,
                    "the checkpoint is nested deeper than " + std::to_string(kMaxDepth) +
                        " levels or has more than " + std::to_string(max_visits_) + " values, at " +
-                       Quoted(path_),
+                       Quoted(path()),
                    0};
     }
     Spend(NodeBytes(document_.At(ref)));
@@ -229,14 +231,14 @@ class Walker {
   }
 
   void NoteOpaque(const std::string& what) {
-    opaque_.push_back(path_ + ": " + what);
-    Spend(JsonBytes(path_) + JsonBytes(what));
+    opaque_.push_back(path() + ": " + what);
+    Spend(JsonBytes(path()) + JsonBytes(what));
   }
 
   Result<Json> WalkItems(const char* kind, const PickleNode& node) {
     Json items = Json::array();
     for (std::size_t i = 0; i < node.items.size(); ++i) {
-      const Step step(*this, std::to_string(i));
+      const Step step(*this, {StepKind::kNumber, {}, i});
       auto item = Walk(node.items[i]);
       if (!item.ok()) {
         return item;
@@ -246,19 +248,20 @@ class Walker {
     return Json{{kind, std::move(items)}};
   }
 
-  Result<Json> WalkStep(PickleRef ref, std::string_view part) {
-    const Step step(*this, part);
+  Result<Json> WalkStep(PickleRef ref, const NameStep& way) {
+    const Step step(*this, way);
     return Walk(ref);
   }
 
   Result<Json> WalkDict(const PickleNode& node) {
     Json pairs = Json::array();
-    for (std::size_t i = 0; i + 1 < node.items.size(); i += 2) {
-      auto key = WalkStep(node.items[i], "key");
+    std::size_t position = 0;
+    for (const DictPair& pair : DictPairs(document_, node)) {
+      auto key = WalkStep(pair.key, {StepKind::kKey, {}, position});
       if (!key.ok()) {
         return key;
       }
-      auto value = WalkStep(node.items[i + 1], KeyText(node.items[i], i / 2));
+      auto value = WalkStep(pair.value, StepOfKey(pair.key, position++));
       if (!value.ok()) {
         return value;
       }
@@ -279,9 +282,8 @@ class Walker {
     if (node.state == kNoRef || document_.At(node.state).kind != PickleKind::kDict) {
       return attributes;
     }
-    const PickleNode& state = document_.At(node.state);
-    for (std::size_t i = 0; i + 1 < state.items.size(); i += 2) {
-      const PickleNode& key = document_.At(state.items[i]);
+    for (const DictPair& pair : DictPairs(document_, document_.At(node.state))) {
+      const PickleNode& key = document_.At(pair.key);
       Spend(JsonBytes(key.text));
       if (over_budget_) {
         return OverBudget();
@@ -289,7 +291,7 @@ class Walker {
       if (key.kind != PickleKind::kText) {
         continue;
       }
-      auto value = WalkStep(state.items[i + 1], key.text);
+      auto value = WalkStep(pair.value, {StepKind::kAttribute, key.text, 0});
       if (!value.ok()) {
         return value;
       }
@@ -376,7 +378,7 @@ class Walker {
     auto rebuilt = rebuilder_.Rebuild(node);
     if (!rebuilt.ok()) {
       return Error{rebuilt.error().code,
-                   std::string(what) + " " + Quoted(path_) + ": " + rebuilt.error().message, 0};
+                   std::string(what) + " " + Quoted(path()) + ": " + rebuilt.error().message, 0};
     }
     return rebuilt;
   }
@@ -387,7 +389,8 @@ class Walker {
     if (!rebuilt.ok()) {
       return std::move(rebuilt).error();
     }
-    rebuilt->spec.name = UniqueName(path_.empty() ? "tensor" : path_);
+    rebuilt->spec.name = path().empty() ? "tensor" : path();
+    names_.AddTensor();
     Spend(sizeof(TensorSpec) + 2 * rebuilt->spec.name.size() +
           2 * rebuilt->spec.shape.size() * sizeof(std::int64_t));
     const std::int64_t channels = ChannelsOf(*rebuilt);
@@ -447,7 +450,7 @@ class Walker {
   Result<Json> ChannelNumbers(PickleRef ref, const std::string& what, std::int64_t channels) {
     const PickleNode& node = document_.At(ref);
     if (!RebuildsTensor(document_, node)) {
-      return Error{ErrorCode::kBadFile, what + " " + Quoted(path_) + " are no tensor", 0};
+      return Error{ErrorCode::kBadFile, what + " " + Quoted(path()) + " are no tensor", 0};
     }
     auto rebuilt = Rebuild(node, what);
     if (!rebuilt.ok()) {
@@ -456,11 +459,11 @@ class Walker {
     auto numbers = ReadNumbers(files_, plan_.storages, rebuilt->spec);
     if (!numbers.ok()) {
       return Error{numbers.error().code,
-                   what + " " + Quoted(path_) + ": " + numbers.error().message, 0};
+                   what + " " + Quoted(path()) + ": " + numbers.error().message, 0};
     }
     if (static_cast<std::int64_t>(numbers->size()) != channels) {
       return Error{ErrorCode::kBadFile,
-                   what + " " + Quoted(path_) + ": " + std::to_string(numbers->size()) +
+                   what + " " + Quoted(path()) + ": " + std::to_string(numbers->size()) +
                        " values for " + std::to_string(channels) + " channels",
                    0};
     }
@@ -469,32 +472,38 @@ class Walker {
     return numbers;
   }
 
-  // How a key appears in names.
-  [[nodiscard]] std::string KeyText(PickleRef ref, std::size_t position) const {
+  // How the value of a key is reached.
+  NameStep StepOfKey(PickleRef ref, std::size_t position) {
     const PickleNode& key = document_.At(ref);
     switch (key.kind) {
       case PickleKind::kText:
-        return key.text;
+        return {StepKind::kText, key.text, position};
       case PickleKind::kInt:
-        return std::to_string(key.integer);
+        return {StepKind::kNumber,
+                integers_.try_emplace(ref, std::to_string(key.integer)).first->second, position};
       default:
-        return "key" + std::to_string(position);
+        return {StepKind::kOther, {}, position};
     }
   }
 
-  // "a#2" may itself be the name of another tensor. The last number is kept per name: starting at 2
-  // each time would make many tensors of one name cost the square of their count.
-  std::string UniqueName(const std::string& wanted) {
-    if (names_.insert(wanted).second) {
-      return wanted;
+  // torch.load takes the first declaration of a storage for all its uses, and with it a wrong dtype
+  // for some. torch.save refuses to write such a file, empty storages aside.
+  Result<std::uint32_t> Resolve(const ResolveStorage& resolve, const StorageId& id) {
+    const auto& first = declared_.try_emplace(id.key, id.dtype, id.size_bytes).first->second;
+    const bool both_empty = id.size_bytes == 0 && first.second == 0;
+    if (!both_empty && first != std::pair(id.dtype, id.size_bytes)) {
+      const auto shown = [](Dtype dtype, std::uint64_t bytes) {
+        return std::to_string(bytes) + " bytes of " + std::string(DtypeName(dtype));
+      };
+      return Error{ErrorCode::kBadFile,
+                   "storage " + Quoted(id.key) + " is used as " + shown(first.first, first.second) +
+                       " and as " + shown(id.dtype, id.size_bytes),
+                   0};
     }
-    std::size_t& last = last_numbers_.try_emplace(wanted, 1).first->second;
-    std::string numbered;
-    do {
-      numbered = wanted + "#" + std::to_string(++last);
-    } while (!names_.insert(numbered).second);
-    return numbered;
+    return resolve(id);
   }
+
+  [[nodiscard]] const std::string& path() const { return names_.path(); }
 
   const PickleDocument& document_;
   std::span<const SourceFile> files_;
@@ -503,12 +512,12 @@ class Walker {
   ModelPlan& plan_;
   ByteBudget budget_;
   bool over_budget_ = false;
-  std::string path_;
+  CheckpointNames names_;
+  std::unordered_map<PickleRef, std::string> integers_;  // keys of dicts, as texts
+  std::unordered_map<std::string, std::pair<Dtype, std::uint64_t>> declared_;  // by storage key
   std::unordered_set<PickleRef> on_path_;
   std::size_t visits_ = 0;
   std::unordered_map<PickleRef, std::uint32_t> first_seen_;
-  std::unordered_set<std::string> names_;
-  std::unordered_map<std::string, std::size_t> last_numbers_;
   Json opaque_ = Json::array();
   Json quantization_ = Json::object();
 };

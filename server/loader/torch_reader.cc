@@ -74,7 +74,7 @@ class RecordStorages {
  private:
   [[nodiscard]] Result<std::uint32_t> CheckSize(const StorageId& id, std::uint64_t present,
                                                 std::uint32_t number) const {
-    if (id.size_bytes <= present) {
+    if (id.size_bytes == present) {  // as torch.load
       return number;
     }
     return Error{ErrorCode::kBadFile,
@@ -97,7 +97,10 @@ Result<ModelPlan> ReadTorch(std::span<const SourceFile> files, std::size_t file)
   if (!directory.ok()) {
     return std::move(directory).error();
   }
-  auto checked = CheckFolder(source, *directory);
+  auto checked = directory->CheckCases(source);
+  if (checked.ok()) {
+    checked = CheckFolder(source, *directory);
+  }
   if (checked.ok()) {
     checked = CheckByteOrder(files, file, *directory);
   }

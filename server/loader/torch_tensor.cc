@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/checked_math.h"
+#include "server/loader/named_dtype.h"
 #include "server/loader/source_file.h"
 
 namespace modelcache {
@@ -18,12 +19,7 @@ constexpr int kMaxWrapping = 16;
 // Keys are numbers. They are copied at each use.
 constexpr std::size_t kMaxKeyBytes = 1024;
 
-struct StorageTypeRow {
-  std::string_view name;
-  Dtype dtype;
-};
-
-constexpr std::array<StorageTypeRow, 20> kStorageTypes = {{
+constexpr std::array<NamedDtype, 20> kStorageTypes = {{
     {"UntypedStorage", Dtype::kUint8},
     {"ByteStorage", Dtype::kUint8},
     {"CharStorage", Dtype::kInt8},
@@ -119,6 +115,28 @@ Result<void> ReadGeometry(const PickleDocument& document, PickleRef shape, Pickl
   return CheckNotNegative(spec);
 }
 
+// (key, offset, count) in elements. False when it is none inside of the storage.
+bool ReadStorageView(const PickleDocument& document, const PickleNode& view,
+                     std::uint64_t element_bytes, StorageId& id) {
+  const auto bytes = [&](std::size_t item) {
+    const PickleNode& number = document.At(view.items[item]);
+    return number.kind == PickleKind::kInt && number.integer >= 0
+               ? CheckedMul(static_cast<std::uint64_t>(number.integer), element_bytes)
+               : std::nullopt;
+  };
+  if (view.items.size() != 3) {
+    return false;
+  }
+  const auto offset = bytes(1);
+  const auto size = bytes(2);
+  if (!offset || !size || !Within({*offset, *size}, id.size_bytes)) {
+    return false;
+  }
+  id.view_offset_bytes = *offset;
+  id.view_end_bytes = *offset + *size;
+  return true;
+}
+
 }  // namespace
 
 std::optional<Dtype> DtypeOfGlobal(const PickleNode& node) {
@@ -144,15 +162,12 @@ Result<StorageId> ReadStorageId(const PickleDocument& document, const PickleNode
   }
   StorageId id;
   id.key = item(2).text;
-  const std::string_view type = LastPart(item(1).text);
-  const auto* row =
-      std::find_if(kStorageTypes.begin(), kStorageTypes.end(),
-                   [&](const StorageTypeRow& candidate) { return candidate.name == type; });
-  if (row == kStorageTypes.end()) {
+  const auto dtype = FindDtype(kStorageTypes, LastPart(item(1).text));
+  if (!dtype) {
     return Error{ErrorCode::kUnsupported,
                  "record " + Quoted(id.key) + ": unknown storage type " + Quoted(item(1).text), 0};
   }
-  id.dtype = row->dtype;
+  id.dtype = *dtype;
   const std::uint64_t element_bytes = DtypeBits(id.dtype) / 8;
   const std::int64_t count = item(4).integer;
   const auto size =
@@ -162,20 +177,12 @@ Result<StorageId> ReadStorageId(const PickleDocument& document, const PickleNode
                      std::to_string(element_bytes) + " bytes are no size");
   }
   id.size_bytes = *size;
+  id.view_end_bytes = *size;
   if (tuple.items.size() > 5 && item(5).kind == PickleKind::kTuple) {
-    const PickleNode& view = item(5);  // (key, offset, count), offset in elements
-    const bool valid = view.items.size() == 3 &&
-                       document.At(view.items[1]).kind == PickleKind::kInt &&
-                       document.At(view.items[1]).integer >= 0;
-    const auto offset =
-        valid ? CheckedMul(static_cast<std::uint64_t>(document.At(view.items[1]).integer),
-                           element_bytes)
-              : std::nullopt;
-    if (!offset || *offset > id.size_bytes) {
+    if (!ReadStorageView(document, item(5), element_bytes, id)) {
       return Malformed("storage " + Quoted(id.key) + ": a view outside of its " +
                        std::to_string(id.size_bytes) + " bytes");
     }
-    id.view_offset_bytes = *offset;
   }
   return id;
 }
@@ -323,8 +330,8 @@ std::uint32_t TensorRebuilder::LazyBits(const PickleNode& bits) const {
   for (std::size_t i = 0; bits.kind == PickleKind::kDict && i + 1 < bits.items.size(); i += 2) {
     const bool set = IsTrue(document_.At(bits.items[i + 1]));
     const std::string& key = document_.At(bits.items[i]).text;
-    flags |= set && key == "conj" ? kTensorConjugate : 0U;
-    flags |= set && key == "neg" ? kTensorNegative : 0U;
+    const std::uint32_t bit = key == "conj" ? kTensorConjugate : key == "neg" ? kTensorNegative : 0;
+    flags = set ? flags | bit : flags & ~bit;  // of a key that is set twice, the last one counts
   }
   return flags;
 }
@@ -334,7 +341,7 @@ Result<void> TensorRebuilder::CheckBounds(const TensorSpec& spec, const StorageI
   const std::string what = "record " + Quoted(id.key) + ": shape " + List(spec.shape) +
                            " with stride " + List(spec.stride) + " at byte " +
                            std::to_string(spec.data_offset_bytes) + " of ";
-  const std::uint64_t present = storage_bytes_(spec.storage);
+  const std::uint64_t present = std::min(storage_bytes_(spec.storage), id.view_end_bytes);
   if (!extent.ok()) {
     return Malformed(what + std::to_string(present) + " bytes: " + extent.error().message);
   }

@@ -22,6 +22,7 @@ struct StorageId {
   Dtype dtype = Dtype::kUint8;
   std::uint64_t size_bytes = 0;         // count x size of an element, checked
   std::uint64_t view_offset_bytes = 0;  // only the legacy format has views on storages
+  std::uint64_t view_end_bytes = 0;     // tensors must end before it; size_bytes without a view
 };
 
 // Reads a kPersistent node. Errors: kBadFile with key and numbers, kUnsupported (the type).

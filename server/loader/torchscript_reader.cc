@@ -88,7 +88,7 @@ Result<void> CheckRunsNoCode(std::span<const SourceFile> files, std::size_t file
     }
     if (text->find("__setstate__") != std::string::npos) {
       return files[file].Fault(ErrorCode::kUnsupported,
-                               "record " + record.name +
+                               "record " + Quoted(record.name) +
                                    " defines __setstate__, code of the file that would run while "
                                    "it is loaded; load it with torch.jit.load");
     }
@@ -149,6 +149,7 @@ class Reader {
       case TorchscriptFault::kBadFile:
         break;
     }
+    std::replace(message.begin(), message.end(), '\n', ' ');
     return source_.Bad("TorchScript archive: " + message);
   }
 
@@ -178,13 +179,22 @@ class Reader {
   }
 
  private:
+  // A name that several tensors have is the name of none: each gets a number of its own.
   static std::vector<TensorSpec> UniqueNames(std::vector<TensorSpec> tensors) {
     std::map<std::string, int> uses;
+    for (const TensorSpec& tensor : tensors) {
+      ++uses[tensor.name];
+    }
+    std::map<std::string, int> numbers;
     for (TensorSpec& tensor : tensors) {
-      const int count = ++uses[tensor.name];
-      if (count > 1) {
-        tensor.name += "#" + std::to_string(count);
+      if (uses[tensor.name] < 2) {
+        continue;
       }
+      std::string numbered;
+      do {
+        numbered = tensor.name + "#" + std::to_string(++numbers[tensor.name]);
+      } while (!uses.try_emplace(numbered, 1).second);
+      tensor.name = std::move(numbered);
     }
     return tensors;
   }
@@ -201,6 +211,9 @@ Result<ModelPlan> ReadTorchscript(std::span<const SourceFile> files, std::size_t
   auto directory = ZipDirectory::Read(files[file]);
   if (!directory.ok()) {
     return std::move(directory).error();
+  }
+  if (auto checked = directory->CheckCases(files[file]); !checked.ok()) {
+    return std::move(checked).error();
   }
   if (auto checked = CheckTorchscriptClaims(files, file, *directory); !checked.ok()) {
     return std::move(checked).error();

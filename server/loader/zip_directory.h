@@ -18,14 +18,17 @@ struct ZipRecord {
   std::uint64_t data_offset_bytes = 0;  // first byte of its data in the file
   std::uint64_t stored_bytes = 0;       // in the file
   std::uint64_t size_bytes = 0;         // after inflating; equals stored_bytes unless deflated
+  std::uint32_t crc32 = 0;              // of the inflated bytes; torch.save may write any number
   bool deflated = false;
+  bool name_is_utf8 = false;  // as its writer says
 };
 
 // Read once, whole; holds no reference to the file.
 class ZipDirectory {
  public:
-  // Errors: kBadFile (no or a damaged directory, data outside the file, a size that a deflated
-  // record cannot have, a name twice, records that share bytes), kUnsupported (encryption, other
+  // Errors: kBadFile (no or a damaged directory, data before or after the archive, headers that
+  // differ from the directory, data outside the file, a size that a deflated record cannot have, a
+  // name twice or with a zero byte, records that share bytes), kUnsupported (encryption, other
   // methods than stored and deflated), kFileChanged, kSystem; the message names the record.
   static Result<ZipDirectory> Read(const SourceFile& file);
 
@@ -38,6 +41,10 @@ class ZipDirectory {
 
   // The record with exactly this name; null if there is none. Valid while the directory lives.
   [[nodiscard]] const ZipRecord* Find(std::string_view name) const;
+
+  // Errors: kBadFile, two names that differ in the case of ASCII letters alone. torch finds records
+  // whatever their case, and would take either.
+  [[nodiscard]] Result<void> CheckCases(const SourceFile& file) const;
 
   // The record "<folder>/<base>", whatever the folder is called.
   [[nodiscard]] const ZipRecord* FindInFolder(std::string_view base) const;

@@ -414,20 +414,37 @@ std::string SafetensorsFile(std::string header, const std::string& data, bool pa
   return LittleEndian(header.size(), 8) + header + data;
 }
 
+std::string Deflated(const std::string& content) {
+  z_stream stream = {};
+  (void)::deflateInit2(&stream, 9, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
+  std::string out(::deflateBound(&stream, content.size()), '\0');
+  std::string in = content;
+  stream.next_in = reinterpret_cast<Bytef*>(in.data());
+  stream.avail_in = static_cast<uInt>(in.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  (void)::deflate(&stream, Z_FINISH);
+  out.resize(stream.total_out);
+  (void)::deflateEnd(&stream);
+  return out;
+}
+
 std::string ZipFile(const std::vector<ZipEntry>& entries) {
   std::string bytes;
   std::string directory;
   for (const ZipEntry& entry : entries) {
     const auto crc = ::crc32(0, reinterpret_cast<const Bytef*>(entry.content.data()),
                              static_cast<uInt>(entry.content.size()));
-    // Version, flags, method, time, date, CRC, both sizes, length of the name, no extra field.
-    const std::string common = LittleEndian(0, 8) + LittleEndian(crc, 4) +
-                               LittleEndian(entry.content.size(), 4) +
+    const std::string stored = entry.deflated ? Deflated(entry.content) : entry.content;
+    // Flags, method, time, date, CRC, both sizes, length of the name, no extra field.
+    const std::string common = LittleEndian(0, 2) + LittleEndian(entry.deflated ? 8 : 0, 2) +
+                               LittleEndian(0, 4) + LittleEndian(crc, 4) +
+                               LittleEndian(stored.size(), 4) +
                                LittleEndian(entry.content.size(), 4) +
                                LittleEndian(entry.name.size(), 2) + LittleEndian(0, 2);
     directory += "PK\x01\x02" + LittleEndian(20, 2) + LittleEndian(20, 2) + common +
                  LittleEndian(0, 10) + LittleEndian(bytes.size(), 4) + entry.name;
-    bytes += "PK\x03\x04" + LittleEndian(20, 2) + common + entry.name + entry.content;
+    bytes += "PK\x03\x04" + LittleEndian(20, 2) + common + entry.name + stored;
   }
   return bytes + directory + "PK\x05\x06" + LittleEndian(0, 4) + LittleEndian(entries.size(), 2) +
          LittleEndian(entries.size(), 2) + LittleEndian(directory.size(), 4) +

@@ -108,10 +108,11 @@ JobOutcome RunVerifyJob(const LoadedModel& model);
 std::string LittleEndian(std::uint64_t value, std::size_t bytes);
 // 8-byte length, the header padded with spaces to a multiple of 8, the data.
 std::string SafetensorsFile(std::string header, const std::string& data, bool pad = true);
-// A zip archive of stored records.
+// A zip archive of stored or deflated records.
 struct ZipEntry {
   std::string name;
   std::string content;
+  bool deflated = false;
 };
 std::string ZipFile(const std::vector<ZipEntry>& entries);
 template <typename T>

@@ -203,6 +203,9 @@ def make_scripts(folder):
     rewrite(source, folder / "c2b.pt", replaced(b"\x80\x02}(K\x01u."))
     rewrite(source, folder / "c2c.pt", replaced(b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n)R."))
     make_short_records(folder)
+    rewrite(source, folder / "case.pt", lambda records: {
+        **records, **{n.replace("/data/0", "/DATA/0"): d for n, d in records.items() if n.endswith("/data/0")}
+    })
     big = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.ReLU()))
     torch.jit.save(big, folder / "ts_big.pt")
     weight = big.state_dict()["0.weight"]

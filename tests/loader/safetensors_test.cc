@@ -327,6 +327,32 @@ TEST_CASE("Safetensors: every truncation and every flipped byte gives an error o
   }
 }
 
+TEST_CASE("Safetensors: the header is padded with spaces, not with zero bytes", "[unit]") {
+  const std::string data = RawBytes(std::vector<float>{1.0F, 2.0F});
+  const auto padded = [&](const std::string& padding) {
+    return SafetensorsFile(kGoodHeader + padding, data, false);
+  };
+  for (const char* white : {" ", "\n", "\r\n", "\t"}) {
+    CHECK(ErrorOf(padded(white)) == "(loaded)");
+  }
+  CHECK_THAT(ErrorOf(padded(std::string(1, '\0'))), Contains("not JSON") && Contains("zero byte"));
+  CHECK_THAT(ErrorOf(padded(std::string("\0xyz", 4))), Contains("zero byte"));
+  CHECK_THAT(ErrorOf(SafetensorsFile(std::string(1, '\0') + kGoodHeader, data, false)),
+             !Contains("(loaded)"));
+}
+
+TEST_CASE("A14: a tied weight lies in the file once, and no other name is invented", "[unit]") {
+  const TempDir dir;
+  const std::string header =
+      R"({"transformer.wte.weight":{"dtype":"F32","shape":[16,8],"data_offsets":[0,512]}})";
+  const auto model =
+      Load(dir.Write("model.safetensors", SafetensorsFile(header, std::string(512, '\1'))));
+  REQUIRE(model.ok());
+  CHECK(model->Names() == std::vector<std::string>{"transformer.wte.weight"});
+  CHECK_FALSE(model->Has("lm_head.weight"));
+  CHECK(model->manifest().PayloadBytes() == 512);
+}
+
 TEST_CASE("Format: one that was asked for but is not there is a clear error", "[unit]") {
   const TempDir dir;
   LoadRequest request;

@@ -6,6 +6,8 @@ import struct
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as safetensors_load
 from safetensors.torch import load_file, save_file
 
 from cachetest.files import GOOD, LFS_POINTER, sha256, sharded, st, st_tensors, write_index
@@ -98,6 +100,34 @@ WRONG_FORMS = {
 def test_valid_json_of_the_wrong_form(tmp_path, refused, header):
     """A5"""
     refused(write(tmp_path, st(header, bytes(4))))
+
+
+PADDINGS = {
+    "spaces": b"   ",
+    "newlines": b"\n\r\t",
+    "zero bytes": b"\0\0\0",
+    "a zero byte and text": b"\0xx",
+    "text": b"  x",
+    "a second object": b" {}",
+}
+
+
+@pytest.mark.parametrize("padding", PADDINGS.values(), ids=PADDINGS.keys())
+def test_padding_of_the_header_as_the_reference_reads_it(tmp_path, client, refused, padding):
+    data = st(one().encode() + padding, floats(1.5), pad=False)
+    try:
+        expected = safetensors_load(data)["t"].tolist()
+    except SafetensorError:
+        refused(write(tmp_path, data), "JSON")
+    else:
+        assert client.open(write(tmp_path, data))["t"].tolist() == expected == [1.5]
+
+
+def test_zero_byte_in_an_index_is_refused(tmp_path, refused):
+    folder = sharded(tmp_path / "m", shards())
+    index = folder / "model.safetensors.index.json"
+    index.write_bytes(index.read_bytes() + b"\0")
+    refused(folder, "JSON", status=("bad_file",))
 
 
 def test_overlapping_ranges_are_refused(tmp_path, refused):

@@ -15,14 +15,12 @@ BUILD_PACKAGES = {
     "g++": "g++",
     "ninja-build": "ninja",
     "ccache": "ccache",
-    "pkg-config": "pkg-config",
     "libboost-dev": None,
     "libspdlog-dev": None,
     "nlohmann-json3-dev": None,
     "libcli11-dev": None,
     "catch2": None,
     "libxxhash-dev": None,
-    "libminizip-dev": None,
     "zlib1g-dev": None,
 }
 CHECK_PACKAGES = {
