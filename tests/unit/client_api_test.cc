@@ -82,6 +82,11 @@ TEST_CASE("Api: a model from open to close", "[unit]") {
   CHECK(tensor->shape()[0] == 2);
   CHECK(*static_cast<float*>(tensor->data()) == 7);
   CHECK(model->Find("c").error().status == MC_NOT_FOUND);
+  // A C string would end at the zero byte, and be the name of another tensor.
+  const auto longer = model->Find(std::string("b\0x", 3));
+  REQUIRE_FALSE(longer.ok());
+  CHECK(longer.error().status == MC_NOT_FOUND);
+  CHECK(longer.error().message == "the model has no tensor 'b\\x00x'");
   CHECK(model->Info().payload_bytes == 24);
   CHECK(std::string(model->Info().format) == "torchscript");
   CHECK(model->Tensors()[0].name() == "a");

@@ -149,7 +149,7 @@ class TensorView {
   template <typename T>
   [[nodiscard]] Result<T*> As() const {
     if (dtype() != DtypeOf<T>()) {
-      return Failure{MC_INVALID_ARGUMENT, "tensor '" + std::string(name()) + "' is " +
+      return Failure{MC_INVALID_ARGUMENT, "tensor '" + Shown(name()) + "' is " +
                                               std::string(dtype()) + ", not " +
                                               std::string(DtypeOf<T>())};
     }
