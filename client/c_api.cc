@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -17,6 +18,7 @@
 #include "client/core.h"
 #include "client/dlpack.h"
 #include "client/include/modelcache/modelcache.h"
+#include "common/c_boundary.h"
 #include "common/error.h"
 #include "common/socket.h"
 #include "common/utf8.h"
@@ -48,67 +50,6 @@ struct mc_model {
 };
 
 namespace {
-
-// Left behind by the last failing call of this thread.
-struct LastError {
-  std::string message;
-  std::int32_t errno_value = 0;
-};
-
-LastError& Last() {
-  static thread_local LastError last;
-  return last;
-}
-
-mc_status Fail(const Error& error) noexcept {
-  try {
-    Last().message = error.message;
-  } catch (...) {
-    Last().message.clear();
-  }
-  Last().errno_value = error.errno_value;
-  return static_cast<mc_status>(error.code);
-}
-
-mc_status FailArgument(const char* what) {
-  return Fail(Error{ErrorCode::kInvalidArgument, what, 0});
-}
-
-// Runs `body`, which returns an mc_status, and lets no exception out.
-template <typename Body>
-mc_status Guarded(const Body& body) noexcept {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return Fail(Error{ErrorCode::kLimit, "out of memory", 0});
-  } catch (const std::exception& e) {
-    return Fail(Error{ErrorCode::kInternal, e.what(), 0});
-  } catch (...) {
-    return Fail(Error{ErrorCode::kInternal, "unknown exception", 0});
-  }
-}
-
-// A struct of the caller in this library's size: fields it does not have are zero. False when the
-// caller's has no size or holds something in fields this library does not know.
-template <typename Struct>
-bool CopyIn(const Struct* from, Struct& to) {
-  static_assert(std::is_trivially_copyable_v<Struct>);
-  if (from == nullptr) {
-    return true;
-  }
-  const std::size_t size = from->struct_size;
-  if (size < sizeof(std::uint32_t)) {
-    return false;
-  }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
-  for (std::size_t i = sizeof(Struct); i < size; ++i) {
-    if (bytes[i] != 0) {
-      return false;
-    }
-  }
-  std::memcpy(&to, from, std::min(size, sizeof(Struct)));
-  return true;
-}
 
 // Gives the caller as much of `from` as the caller's struct has room for. REQUIRES to != nullptr.
 template <typename Struct>
@@ -162,6 +103,42 @@ bool ToOptions(const mc_open_options& from, OpenOptions& to) {
     to.progress = [call = from.progress, user = from.progress_user](const ProgressEvent& event) {
       return call(user, event.done_bytes, event.total_bytes) == 0;
     };
+  }
+  return true;
+}
+
+// What an entry is opened with like any model.
+mc_open_options OpenPart(const mc_entry_options& from) {
+  mc_open_options options = {};
+  options.flags = from.flags;
+  options.timeout_ms = from.timeout_ms;
+  options.progress = from.progress;
+  options.progress_user = from.progress_user;
+  return options;
+}
+
+bool ToTexts(const char* const* from, std::size_t count, std::vector<std::string>& to) {
+  if (count > 0 && (from == nullptr || std::find(from, from + count, nullptr) != from + count)) {
+    return false;
+  }
+  to.assign(from, from + count);
+  return true;
+}
+
+bool ToCall(const mc_entry_options& from, CallRequest& to) {
+  const auto key = CallKey::FromHex(TextOr(from.key, ""));
+  if (!key || (from.payload == nullptr && from.payload_bytes > 0) ||
+      !ToTexts(from.arguments, from.argument_count, to.arguments) ||
+      !ToTexts(from.environment, from.environment_count, to.environment)) {
+    return false;
+  }
+  to.key = *key;
+  to.name = TextOr(from.name, "");
+  to.folder = TextOr(from.folder, "");
+  to.stale_reason = TextOr(from.stale_reason, "");
+  if (from.stale != nullptr) {
+    to.stale = ModelId::FromHex(from.stale);
+    return to.stale.has_value();
   }
   return true;
 }
@@ -234,6 +211,8 @@ const char* mc_status_text(mc_status status) {
 const char* mc_last_error(void) { return Last().message.c_str(); }
 
 int32_t mc_last_errno(void) { return Last().errno_value; }
+
+const char* mc_last_error_detail(void) { return Last().detail.c_str(); }
 
 const char* mc_version(void) { return kProductVersion; }
 
@@ -333,6 +312,46 @@ mc_status mc_model_open_resident(mc_client* client, const char* model, mc_model*
       return FailArgument("mc_model_open_resident: an argument is NULL");
     }
     return GiveModel(client->client->OpenResident(model), out);
+  });
+}
+
+mc_status mc_model_is_written(const mc_model* model, uint32_t* written) {
+  return Guarded([&] {
+    if (model == nullptr || written == nullptr) {
+      return FailArgument("mc_model_is_written: an argument is NULL");
+    }
+    Result<bool> any = model->model->written();
+    if (!any.ok()) {
+      return Fail(any.error());
+    }
+    *written = *any ? 1 : 0;
+    return static_cast<mc_status>(MC_OK);
+  });
+}
+
+mc_status mc_entry_find(mc_client* client, const char* key, mc_model** out) {
+  return Guarded([&] {
+    const auto parsed = CallKey::FromHex(TextOr(key, ""));
+    if (client == nullptr || out == nullptr || !parsed) {
+      return FailArgument("mc_entry_find: an argument is NULL or the key is not 32 digits");
+    }
+    return GiveModel(client->client->FindCall(*parsed), out);
+  });
+}
+
+mc_status mc_entry_make(mc_client* client, const mc_entry_options* options, mc_model** out) {
+  return Guarded([&] {
+    mc_entry_options given = {};
+    OpenOptions converted;
+    CallRequest call;
+    if (client == nullptr || options == nullptr || out == nullptr) {
+      return FailArgument("mc_entry_make: an argument is NULL");
+    }
+    if (!CopyIn(options, given) || !ToOptions(OpenPart(given), converted) || !ToCall(given, call)) {
+      return FailArgument("mc_entry_make: an option is missing or out of range");
+    }
+    const std::span payload(static_cast<const std::byte*>(given.payload), given.payload_bytes);
+    return GiveModel(client->client->MakeCall(std::move(call), payload, converted), out);
   });
 }
 

@@ -35,7 +35,7 @@ Error ErrorOf(const Frame& frame) {
   if (reply->code == ErrorCode::kOk) {
     return ProtocolError("sent an error reply that says success");
   }
-  return Error{reply->code, reply->message, reply->errno_value};
+  return ToError(std::move(*reply));
 }
 
 // Whether the daemon's PID names it here too. The kernel translates a peer's PID into our

@@ -60,6 +60,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   [[nodiscard]] const HelloReply& hello() const { return hello_; }
 
+  // The socket, to look at.
+  [[nodiscard]] int fd() const { return channel_.fd(); }
+
   // Whether the daemon's descriptors can be opened through procfs: it lives in our PID namespace,
   // and nothing has failed yet.
   [[nodiscard]] bool procfs_works() const { return procfs_works_; }

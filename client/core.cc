@@ -316,6 +316,10 @@ Result<std::unique_ptr<Model>> Client::OpenWith(OpenRequest request, const Model
   if (!connection.ok()) {
     return std::move(connection).error();
   }
+  // What is sent may hold secrets; what comes back may come from another daemon after a reconnect.
+  if (auto trusted = CheckTrust(**connection, options); !trusted.ok()) {
+    return std::move(trusted).error();
+  }
   request.name = options.name;
   request.format = options.format;
   request.device = options.device;
@@ -329,25 +333,40 @@ Result<std::unique_ptr<Model>> Client::OpenWith(OpenRequest request, const Model
     descriptors.push_back(fd.get());
   }
   const Request call{MessageType::kOpen, Encode(request), descriptors, deadline};
+  if (call.body.size() > kMaxRequestBytes) {
+    return Error{ErrorCode::kLimit,
+                 "a request of " + std::to_string(call.body.size()) + " bytes, limit " +
+                     std::to_string(kMaxRequestBytes),
+                 0};
+  }
   Result<Answer> answer =
       Call(call, [&](const Frame& event) { return HandleProgress(event, options); });
-  if (!answer.ok()) {
-    return std::move(answer).error();
-  }
-  Result<OpenReply> reply = Decode<OpenReply>(answer->frame.body);
+  return answer.ok() ? MapAnswer(std::move(*answer), options, deadline)
+                     : Result<std::unique_ptr<Model>>(std::move(answer).error());
+}
+
+Result<void> Client::CheckTrust(const Connection& peer, const OpenOptions& options) const {
+  return options.trusted_only ? CheckPeer(peer.fd(), options_.socket_path) : Result<void>();
+}
+
+Result<std::unique_ptr<Model>> Client::MapAnswer(Answer answer, const OpenOptions& options,
+                                                 TimePoint deadline) {
+  Result<OpenReply> reply = Decode<OpenReply>(answer.frame.body);
   if (!reply.ok()) {
     return std::move(reply).error();
   }
   NoteOtherName(*reply, options.name);
-  ArenaSource source(*answer->connection, *reply, ReceivedDescriptors(answer->frame, *reply),
+  ArenaSource source(*answer.connection, *reply, ReceivedDescriptors(answer.frame, *reply),
                      deadline);
+  const Result<void> trusted = CheckTrust(*answer.connection, options);
   Result<MappedModel> mapped =
-      MapModel(*reply, [&](std::size_t index) { return source.Open(index); });
+      trusted.ok() ? MapModel(*reply, [&](std::size_t index) { return source.Open(index); })
+                   : Result<MappedModel>(trusted.error());
   if (!mapped.ok()) {
-    answer->connection->Release(LeaseId{reply->lease});
+    answer.connection->Release(LeaseId{reply->lease});
     return std::move(mapped).error();
   }
-  return std::make_unique<Model>(std::move(answer->connection), std::move(*reply),
+  return std::make_unique<Model>(std::move(answer.connection), std::move(*reply),
                                  std::move(*mapped));
 }
 

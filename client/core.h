@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,7 @@ struct OpenOptions {
   // Of the whole call, connecting included; 0: MODELCACHE_LOAD_TIMEOUT, else no limit.
   std::uint64_t timeout_ms = 0;
   std::function<bool(const ProgressEvent&)> progress;  // false gives up waiting
+  bool trusted_only = false;  // what comes will be run: the daemon must be of this user, or root's
 };
 
 // Thread-safe. A forked child may go on using it: it gets a connection of its own. A call that has
@@ -66,6 +68,17 @@ class Client {
   // A model that is resident already, by name, id or path. Errors: also kNotFound.
   Result<std::unique_ptr<Model>> OpenResident(const std::string& model,
                                               const OpenOptions& options = {});
+
+  // The entry of a Python call. Errors: as OpenResident; kUnsupported when the daemon remembers
+  // that the call cannot be cached, kPermission when it belongs to another user.
+  Result<std::unique_ptr<Model>> FindCall(const CallKey& key);
+
+  // The same, made by a loader that the daemon starts as `call` says when it is not resident or is
+  // the one `call` names stale. Errors: also kLoaderFailed and whatever the loader gives, with its
+  // detail; kUnsupported (the daemon does not see this process's files), kLimit (`call` is too
+  // large).
+  Result<std::unique_ptr<Model>> MakeCall(CallRequest call, std::span<const std::byte> payload,
+                                          const OpenOptions& options);
 
   // One control request. A connection that turns out to be dead is replaced once, except for
   // kShutdown. Errors: kUnavailable, kTimeout, kProtocol, whatever the daemon replies.
@@ -93,6 +106,9 @@ class Client {
       : options_(std::move(options)), path_was_told_(path_was_told) {}
 
   [[nodiscard]] Result<Answer> Call(const Request& request, const EventHandler& on_event);
+  [[nodiscard]] Result<void> CheckTrust(const Connection& peer, const OpenOptions& options) const;
+  [[nodiscard]] Result<std::unique_ptr<Model>> MapAnswer(Answer answer, const OpenOptions& options,
+                                                         TimePoint deadline);
   [[nodiscard]] Result<std::unique_ptr<Model>> OpenWith(OpenRequest request,
                                                         const ModelFiles& files,
                                                         const OpenOptions& options);

@@ -11,6 +11,7 @@
 #include "client/attach.h"
 #include "client/connection.h"
 #include "client/description.h"
+#include "client/written_pages.h"
 #include "common/ids.h"
 #include "proto/messages.h"
 
@@ -38,6 +39,12 @@ class Model {
   [[nodiscard]] const OpenReply& reply() const { return reply_; }
   [[nodiscard]] const Manifest& manifest() const { return mapped_.manifest; }
   [[nodiscard]] const std::vector<void*>& storage_data() const { return mapped_.storage_data; }
+  // True when this process has written to the memory. Errors: kSystem when the kernel does not
+  // tell.
+  [[nodiscard]] Result<bool> written() const {
+    Result<bool> arenas = AnyPageWritten(mapped_.arenas);
+    return !arenas.ok() || *arenas ? arenas : AnyPageWritten(mapped_.copies);
+  }
   [[nodiscard]] std::uint64_t payload_bytes() const { return mapped_.facts->payload_bytes; }
   [[nodiscard]] const std::string& id_text() const { return id_text_; }
   [[nodiscard]] const std::string& format() const { return format_; }

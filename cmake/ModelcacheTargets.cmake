@@ -14,3 +14,15 @@ function(modelcache_target target)
     target_link_options(${target} PRIVATE -fsanitize=${MODELCACHE_SANITIZE})
   endif()
 endfunction()
+
+# modelcache_private_library(<target> <exports>): a shared library that exports what the version
+# script names and nothing else.
+function(modelcache_private_library target exports)
+  target_link_options(${target} PRIVATE
+    -Wl,--version-script=${exports} -Wl,--exclude-libs,ALL)
+  if(NOT MODELCACHE_SANITIZE)
+    # A library that a Python process of any origin loads brings its own C++ runtime.
+    target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc -Wl,-z,defs
+      -Wl,-z,now -Wl,--gc-sections)
+  endif()
+endfunction()

@@ -40,6 +40,7 @@ struct Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
   int errno_value = 0;
+  std::string detail{};  // for programs: what a Python loader sent with its failure, else empty
 };
 
 // An Error of kind kSystem whose message is "<operation>: <strerror>".

@@ -60,6 +60,7 @@ struct Id128 {
 using ModelId = Id128<struct ModelIdTag>;  // digest of the identity of what was loaded
 using ArenaId = Id128<struct ArenaIdTag>;  // random; names one sealed memfd for its whole life
 using Digest = Id128<struct DigestTag>;    // a content hash (common/digest.h)
+using CallKey = Id128<struct CallKeyTag>;  // the client's digest of a Python call
 
 // A counter that is never reused while the daemon lives; 0 names nothing.
 template <typename Tag>

@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
 #include "common/clock.h"
 
@@ -43,6 +45,30 @@ Result<UniqueFd> CreateMemfd(const std::string& name, std::uint64_t size_bytes, 
   }
   if (sys.AddSeals(fd.get(), kSizeSeals) != 0) {
     return SystemError("fcntl(F_ADD_SEALS)", errno);
+  }
+  return fd;
+}
+
+Result<UniqueFd> MakeSealedMemfd(const std::string& name, std::span<const std::byte> bytes) {
+  Result<UniqueFd> fd = CreateMemfd(name, bytes.size());
+  if (!fd.ok()) {
+    return fd;
+  }
+  while (!bytes.empty()) {
+    const ssize_t done = ::write(fd->get(), bytes.data(), bytes.size());
+    if (done < 0 && errno == EINTR) {
+      continue;
+    }
+    if (done <= 0) {
+      const int saved = done < 0 ? errno : ENOSPC;
+      Error error = SystemError("write of " + std::to_string(bytes.size()) + " bytes", saved);
+      error.code = saved == ENOSPC || saved == ENOMEM ? ErrorCode::kNoRoom : error.code;
+      return error;
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+  }
+  if (auto sealed = SealMemfd(fd->get()); !sealed.ok()) {
+    return std::move(sealed).error();
   }
   return fd;
 }

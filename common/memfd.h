@@ -1,7 +1,9 @@
 // Memfds: created at their final size, inspected, sealed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "common/result.h"
@@ -25,6 +27,10 @@ struct MemfdInfo {
 // Errors: kLimit (descriptors), kSystem.
 Result<UniqueFd> CreateMemfd(const std::string& name, std::uint64_t size_bytes,
                              Sys& sys = Sys::Real());
+
+// A memfd that holds `bytes` and nothing can change any more. Errors: kLimit, kNoRoom (memory),
+// kSystem.
+Result<UniqueFd> MakeSealedMemfd(const std::string& name, std::span<const std::byte> bytes);
 
 // Forbids every further write and every further seal. Every writable shared map must be gone.
 // Errors: kInUse when one is left (EBUSY), kSystem.

@@ -155,6 +155,11 @@ class Reader {
   }
 
   template <typename T>
+  bool ReadValue(const Json& json, const char* name, std::optional<T>& out) {
+    return ReadElement(json, name, out.emplace());
+  }
+
+  template <typename T>
   bool ReadElement(const Json& json, const std::string& name, T& out);
 
   const Json& json_;
@@ -176,6 +181,7 @@ void Members(A& a, HelloReply& m) {
 template <typename A>
 void Members(A& a, ErrorReply& m) {
   a.Required("code", m.code).Member("message", m.message).Member("errno", m.errno_value);
+  a.Member("detail", m.detail);
 }
 template <typename A>
 void Members(A&, EmptyReply&) {}
@@ -184,8 +190,15 @@ void Members(A& a, FileRef& m) {
   a.Required("name", m.name).Member("path", m.path);
 }
 template <typename A>
+void Members(A& a, CallRequest& m) {
+  a.Required("key", m.key).Member("name", m.name).Required("arguments", m.arguments);
+  a.Member("environment", m.environment).Required("folder", m.folder);
+  a.Member("stale", m.stale).Member("stale_reason", m.stale_reason);
+}
+template <typename A>
 void Members(A& a, OpenRequest& m) {
-  a.Member("files", m.files).Member("model", m.model).Member("name", m.name);
+  a.Member("files", m.files).Member("model", m.model).Member("call", m.call);
+  a.Member("name", m.name);
   a.Member("format", m.format).Member("device", m.device).Member("pin", m.pin);
   a.Member("count_hit", m.count_hit);
   a.Member("want_descriptors", m.want_descriptors).Member("want_progress", m.want_progress);
@@ -341,6 +354,11 @@ class Writer {
     json_[name] = ToJson(value);
     return *this;
   }
+  // Nothing is written as nothing.
+  template <typename T>
+  Writer& Member(const char* name, std::optional<T>& value) {
+    return value ? Member(name, *value) : *this;
+  }
   template <typename T>
   Writer& Required(const char* name, T& value) {
     return Member(name, value);
@@ -396,6 +414,16 @@ bool TooDeep(std::string_view body) {
 }
 
 }  // namespace
+
+ErrorReply ToReply(const Error& error) {
+  return ErrorReply{error.code, error.message, error.errno_value, error.detail};
+}
+
+Error ToError(ErrorReply reply) {
+  return Error{reply.code, std::move(reply.message), reply.errno_value, std::move(reply.detail)};
+}
+
+std::string CallPath(const CallKey& key) { return std::string(kCallPrefix) + key.Hex(); }
 
 template <typename Message>
 std::string Encode(const Message& message) {

@@ -50,6 +50,7 @@ inline constexpr std::uint8_t kFlagEvent = 4;  // expects no reply
 
 inline constexpr std::size_t kFrameHeaderBytes = 16;
 inline constexpr std::size_t kMaxBodyBytes = 16U << 20U;
+inline constexpr std::size_t kMaxRequestBytes = 1U << 20U;  // what the daemon takes from a client
 
 // Little-endian on the wire:
 //   0 magic "MDLC"   4 version   5 type   6 flags   7 descriptor count   8 request id   12 length

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/error.h"
@@ -30,7 +32,14 @@ struct ErrorReply {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
   std::int32_t errno_value = 0;
+  std::string detail{};  // of a failed Python call: opaque text of its loader
 };
+
+inline constexpr std::size_t kMaxDetailBytes = 384U << 10U;  // 256 KiB in base64, and some
+
+// What failed, as it travels, and back.
+ErrorReply ToReply(const Error& error);
+Error ToError(ErrorReply reply);
 
 struct EmptyReply {};
 
@@ -42,12 +51,31 @@ struct FileRef {
   std::string path;  // absolute, for people and messages; never opened by the daemon
 };
 
+// A Python call whose result is to be kept, and how to start the interpreter that makes it. One
+// descriptor travels with it: a sealed memfd with the call itself, which only the loader reads.
+struct CallRequest {
+  CallKey key;
+  std::string name;                      // what people call it: function and short arguments
+  std::vector<std::string> arguments;    // of the loader; the first is the program's absolute path
+  std::vector<std::string> environment;  // "NAME=value", the whole of it
+  std::string folder;                    // to start in; absolute
+  std::optional<ModelId> stale;          // the entry that is out of date, as the caller found …
+  std::string stale_reason;              // … and why, in words
+};
+
+// The path by which the entry of a call is known: "call:" and 32 digits.
+std::string CallPath(const CallKey& key);
+
+inline constexpr std::string_view kCallPrefix = "call:";
+inline constexpr std::string_view kCallFormat = "python";
+
 struct OpenRequest {
-  std::vector<FileRef> files;   // either these, with as many descriptors …
-  std::string model;            // … or the name, id or path of a model that must be resident
-  std::string name;             // display name; the path when empty
-  std::string format = "auto";  // auto|safetensors|torch|torchscript|npz
-  std::string device = "cpu";   // cpu|cuda[:N], only for formats that are built on a device
+  std::vector<FileRef> files;  // either these, with as many descriptors …
+  std::string model;           // … or the name, id or path of a model that must be resident …
+  std::optional<CallRequest> call;  // … or this
+  std::string name;                 // display name; the path when empty
+  std::string format = "auto";      // auto|safetensors|torch|torchscript|npz
+  std::string device = "cpu";       // cpu|cuda[:N], only for formats that are built on a device
   bool pin = false;
   bool count_hit = true;          // false: an open by name that only looks is no hit
   bool want_descriptors = false;  // the arenas' descriptors travel with the reply

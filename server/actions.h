@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -37,12 +38,20 @@ struct SendToLoader {
   std::vector<ArenaId> descriptors;
 };
 
+// How to start a program. The first argument is its absolute path.
+struct Launch {
+  std::vector<std::string> arguments;
+  std::vector<std::string> environment;  // "NAME=value", the whole of it
+  std::string folder;                    // to start in; empty: the daemon's
+};
+
 // Spawn a loader and send it the job with the files' and the arenas' descriptors. Answered by
 // Dispatcher::OnLoaderExit, whatever happens.
 struct StartJob {
   JobId job;
   JobRequest request;
   std::vector<UniqueFd> files;
+  std::optional<Launch> launch{};  // nothing: the daemon's own loader
 };
 
 // Kill the loader and everything it started. OnLoaderExit still follows.

@@ -23,6 +23,10 @@ std::string UseText(const ResidentModel& model) {
   return text;
 }
 
+Error NotResident(std::string_view text) {
+  return Error{ErrorCode::kNotFound, "no resident model is called '" + std::string(text) + "'", 0};
+}
+
 }  // namespace
 
 std::uint64_t CatalogCounters::AllMisses() const {
@@ -34,7 +38,21 @@ const ResidentModel* Catalog::Find(const ModelId& id) const {
   return found == models_.end() ? nullptr : &found->second;
 }
 
+const ResidentModel* Catalog::FindCall(std::string_view path) const {
+  for (const auto& [id, model] : models_) {
+    if (!model.superseded && model.path == path) {
+      return &model;
+    }
+  }
+  return nullptr;
+}
+
 Result<ModelId> Catalog::Resolve(std::string_view text) const {
+  if (text.starts_with(kCallPrefix)) {
+    // A superseded entry is known by its id alone: who asks for the call must not get it.
+    const ResidentModel* call = FindCall(text);
+    return call != nullptr ? Result<ModelId>(call->id) : NotResident(text);
+  }
   if (auto id = ModelId::FromHex(text); id && Find(*id) != nullptr) {
     return *id;
   }
@@ -55,8 +73,7 @@ Result<ModelId> Catalog::Resolve(std::string_view text) const {
     return matches.front()->id;
   }
   if (matches.empty()) {
-    return Error{ErrorCode::kNotFound, "no resident model is called '" + std::string(text) + "'",
-                 0};
+    return NotResident(text);
   }
   std::string message =
       "'" + std::string(text) + "' means " + std::to_string(matches.size()) + " resident models:";
@@ -127,17 +144,30 @@ void Catalog::Supersede(const Wanted& wanted, TimePoint now) {
     if (!Supersedes(wanted.files, model.identities)) {
       continue;
     }
-    if (model.pinned && carried_pins_.size() < kMaxHistoryPaths) {
-      carried_pins_.insert(wanted.path);
-    }
-    model.pinned = false;
-    model.superseded = true;
+    MarkSuperseded(model, wanted.path);
     if (model.leases == 0) {
       unused.push_back(id);
     }
   }
   for (const ModelId& id : unused) {
     history_.Add(wanted.path, "superseded", "the file changed", now);
+    Drop(id);
+  }
+}
+
+void Catalog::MarkSuperseded(ResidentModel& model, const std::string& path) {
+  if (model.pinned && carried_pins_.size() < kMaxHistoryPaths) {
+    carried_pins_.insert(path);
+  }
+  model.pinned = false;
+  model.superseded = true;
+}
+
+void Catalog::Retire(const ModelId& id, const std::string& why, TimePoint now) {
+  ResidentModel& model = models_.at(id);
+  MarkSuperseded(model, model.path);
+  if (model.leases == 0) {
+    history_.Add(model.path, "superseded", why, now);
     Drop(id);
   }
 }

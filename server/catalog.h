@@ -77,6 +77,10 @@ class Catalog {
   // more), a name or a path. Errors: kNotFound, kInvalidArgument (ambiguous).
   [[nodiscard]] Result<ModelId> Resolve(std::string_view text) const;
 
+  // The resident model at this path that nothing superseded, or nullptr. REQUIRES the path of a
+  // call: two models of files may share one.
+  [[nodiscard]] const ResidentModel* FindCall(std::string_view path) const;
+
   // Counts and records a hit. REQUIRES a resident model, as the next three.
   void CountHit(const ModelId& id, TimePoint now);
   // `request_id`: of the open that gets the lease, for ReleaseOf.
@@ -94,6 +98,9 @@ class Catalog {
   bool DropCarriedPin(const std::string& path, TimePoint now);
   // The files of a superseded model were found at its path again: it supersedes what superseded it.
   void Reinstate(const ModelId& id, TimePoint now);
+  // The model is out of date: it goes with its last lease, and a pin passes to the next of its
+  // path. REQUIRES a resident model.
+  void Retire(const ModelId& id, const std::string& why, TimePoint now);
   void CountJoin() { ++counters_.misses[static_cast<std::size_t>(MissKind::kJoinedLoad)]; }
 
   // The model of a lease of this session, or nullptr.
@@ -143,6 +150,7 @@ class Catalog {
   void Drop(const ModelId& id);
   Leases::iterator EndLease(Leases::iterator lease, TimePoint now);
   void Supersede(const Wanted& wanted, TimePoint now);
+  void MarkSuperseded(ResidentModel& model, const std::string& path);
   void CountLeaseOut(SessionId session);
 
   std::uint64_t memory_budget_bytes_;

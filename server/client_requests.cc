@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "common/memfd.h"
 #include "proto/codec.h"
 
 namespace modelcache {
@@ -40,10 +41,27 @@ Actions RefuseFrame(SessionId session, const FrameHeader& header, const Error& e
   return out;
 }
 
-Actions DispatchOpen(Dispatcher& dispatcher, SessionId session, Frame& frame, TimePoint now) {
+// The loader reads it while the client may do anything: neither bytes nor size may change.
+Result<void> CheckPayloads(const std::vector<UniqueFd>& descriptors) {
+  for (const UniqueFd& fd : descriptors) {
+    Result<MemfdInfo> info = InspectMemfd(fd.get());
+    if (!info.ok() || !IsSealed(*info)) {
+      return Error{ErrorCode::kInvalidArgument, "a call did not come in a sealed memfd", 0};
+    }
+  }
+  return {};
+}
+
+Actions DispatchOpen(Dispatcher& dispatcher, const Peer& peer, Frame& frame, TimePoint now) {
+  const SessionId session = peer.session;
   Result<OpenRequest> request = Decode<OpenRequest>(frame.body);
   if (!request.ok()) {
     return RefuseFrame(session, frame.header, request.error());
+  }
+  if (request->call) {
+    if (auto checked = CheckPayloads(frame.descriptors); !checked.ok()) {
+      return RefuseFrame(session, frame.header, checked.error());
+    }
   }
   std::vector<OpenedFile> files;
   files.reserve(frame.descriptors.size());
@@ -56,7 +74,8 @@ Actions DispatchOpen(Dispatcher& dispatcher, SessionId session, Frame& frame, Ti
     }
     files.push_back({std::move(fd), *stat});
   }
-  return dispatcher.OnOpen({session, frame.header.request_id}, *request, std::move(files), now);
+  return dispatcher.OnOpen({session, frame.header.request_id, peer.own_user}, *request,
+                           std::move(files), now);
 }
 
 // Decodes a Request and calls `then` with it.
@@ -75,14 +94,15 @@ Actions WithLoader(Dispatcher& dispatcher, JobId job, const Frame& frame, TimePo
 
 }  // namespace
 
-Actions DispatchRequest(Dispatcher& dispatcher, SessionId session, Frame frame, TimePoint now) {
+Actions DispatchRequest(Dispatcher& dispatcher, const Peer& peer, Frame frame, TimePoint now) {
+  const SessionId session = peer.session;
   if (frame.DescriptorsMissing()) {
     return RefuseFrame(session, frame.header, frame.MissingDescriptorsError());
   }
   const Caller from{session, frame.header.request_id};
   switch (frame.header.type) {
     case MessageType::kOpen:
-      return DispatchOpen(dispatcher, session, frame, now);
+      return DispatchOpen(dispatcher, peer, frame, now);
     case MessageType::kCancel:
       return dispatcher.OnCancel(from, now);
     case MessageType::kRelease:
@@ -146,11 +166,14 @@ Actions DispatchLoaderFrame(Dispatcher& dispatcher, JobId job, const Frame& fram
         return dispatcher.OnLoaderProgress(job, event);
       });
     case MessageType::kJobFailed:
-      return WithLoader<JobFailedEvent>(
-          dispatcher, job, frame, now, [&](const JobFailedEvent& event) {
-            return dispatcher.OnLoaderFailed(
-                job, Error{event.code, event.message, event.errno_value}, now);
-          });
+      return WithLoader<JobFailedEvent>(dispatcher, job, frame, now,
+                                        [&](const JobFailedEvent& event) {
+                                          Error error = ToError(event);
+                                          if (error.detail.size() > kMaxDetailBytes) {
+                                            error.detail.clear();
+                                          }
+                                          return dispatcher.OnLoaderFailed(job, error, now);
+                                        });
     case MessageType::kVerified:
       return WithLoader<VerifiedEvent>(dispatcher, job, frame, now, [&](const auto& event) {
         return dispatcher.OnVerified(job, event, now);

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 #include <spdlog/spdlog.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <boost/asio/post.hpp>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <utility>
 
@@ -47,7 +49,13 @@ JobLimits LimitsOf(const Config& config) {
 }
 
 DaemonFacts FactsOf(const SocketPlace& place) {
-  return DaemonFacts{::getpid(), place.path(), Now()};
+  Digest seed;
+  // Without random numbers, the time tells one daemon from the next.
+  if (::getrandom(seed.bytes.data(), seed.bytes.size(), GRND_NONBLOCK) < 0) {
+    const auto started = std::chrono::system_clock::now().time_since_epoch().count();
+    std::memcpy(seed.bytes.data(), &started, sizeof started);
+  }
+  return DaemonFacts{::getpid(), place.path(), Now(), seed};
 }
 
 // Leaves enough descriptors for loads.
@@ -131,7 +139,7 @@ Result<void> Daemon::OnConnection(UniqueFd& socket, const PeerCredentials& peer)
                  0};
   }
   const SessionId id{++last_session_};
-  const Session::Identity identity{id, ::getpid(), pid_namespace_};
+  const Session::Identity identity{id, ::getpid(), pid_namespace_, peer.uid == ::geteuid()};
   Session::Owner& owner = *this;
   auto session = std::make_shared<Session>(loop_, std::move(socket), identity, owner);
   sessions_.emplace(id, session);
@@ -142,7 +150,9 @@ Result<void> Daemon::OnConnection(UniqueFd& socket, const PeerCredentials& peer)
 }
 
 void Daemon::OnRequest(SessionId session, Frame frame) {
-  Perform(DispatchRequest(dispatcher_, session, std::move(frame), Now()));
+  const auto asking = sessions_.find(session);
+  const Peer peer{session, asking != sessions_.end() && asking->second->own_user()};
+  Perform(DispatchRequest(dispatcher_, peer, std::move(frame), Now()));
 }
 
 void Daemon::OnSessionClosed(SessionId session, const std::string& why) {

@@ -86,12 +86,18 @@ std::optional<Error> Dispatcher::CheckOpen(const OpenRequest& request,
   if (stopping_) {
     return Error{ErrorCode::kUnavailable, "the daemon is shutting down", 0};
   }
-  if (request.files.empty() == request.model.empty()) {
-    return Invalid("an open names either files or a model");
+  const int kinds =
+      (request.files.empty() ? 0 : 1) + (request.model.empty() ? 0 : 1) + (request.call ? 1 : 0);
+  if (kinds != 1) {
+    return Invalid("an open names either files or a model or a call");
   }
-  if (request.files.size() != descriptors) {
-    return Invalid(std::to_string(request.files.size()) + " files were named, " +
-                   std::to_string(descriptors) + " descriptors came along");
+  const std::size_t expected = request.call ? 1 : request.files.size();
+  if (expected != descriptors) {
+    return Invalid(std::to_string(expected) + " files were named, " + std::to_string(descriptors) +
+                   " descriptors came along");
+  }
+  if (request.call) {
+    return CheckCall(*request.call);
   }
   if (!IsKnownFormat(request.format)) {
     return Error{ErrorCode::kUnsupported, "unknown format '" + request.format + "'", 0};
@@ -133,6 +139,10 @@ Actions Dispatcher::OnOpen(Caller from, const OpenRequest& request, std::vector<
                            TimePoint now) {
   Actions out;
   std::optional<Error> error = CheckOpen(request, files.size());
+  if (!error && request.call && !from.own_user) {
+    error = Error{ErrorCode::kPermission,
+                  "Python calls run as the daemon's user: another user may not have them made", 0};
+  }
   if (!error) {
     error = CheckSession(from.session);
   }
@@ -143,6 +153,10 @@ Actions Dispatcher::OnOpen(Caller from, const OpenRequest& request, std::vector<
   Waiter waiter = MakeWaiter(from, request.timeout_ms, now);
   waiter.want_descriptors = request.want_descriptors;
   waiter.want_progress = request.want_progress;
+  if (request.call) {
+    OpenCall(std::move(waiter), request, std::move(files.front().fd), now, out);
+    return Finish(std::move(out));
+  }
   if (request.files.empty()) {
     OpenByName(waiter, request, now, out);
     return Finish(std::move(out));
@@ -177,7 +191,9 @@ void Dispatcher::OpenByName(const Waiter& waiter, const OpenRequest& request, Ti
                             Actions& out) {
   Result<ModelId> id = catalog_.Resolve(request.model);
   if (!id.ok()) {
-    out.emplace_back(RefusedReply(waiter, MessageType::kOpen, id.error()));
+    const std::string* why = calls_.Uncacheable(request.model);
+    out.emplace_back(RefusedReply(waiter, MessageType::kOpen,
+                                  why == nullptr ? id.error() : UncacheableError(*why)));
     return;
   }
   OpenResident(waiter, request, *id, now, out);
@@ -185,10 +201,6 @@ void Dispatcher::OpenByName(const Waiter& waiter, const OpenRequest& request, Ti
 
 void Dispatcher::StartLoad(Waiter waiter, const OpenRequest& request, const ModelId& id,
                            std::vector<OpenedFile> files, TimePoint now, Actions& out) {
-  if (auto error = jobs_.CheckQueue(files.size()); error) {
-    out.emplace_back(RefusedReply(waiter, MessageType::kOpen, *error));
-    return;
-  }
   LoadSpec spec;
   spec.wanted.id = id;
   spec.wanted.path = request.files.front().path;
@@ -201,6 +213,14 @@ void Dispatcher::StartLoad(Waiter waiter, const OpenRequest& request, const Mode
     spec.files.push_back(std::move(files[i].fd));
   }
   spec.pin = request.pin;
+  BeginLoad(std::move(waiter), std::move(spec), now, out);
+}
+
+void Dispatcher::BeginLoad(Waiter waiter, LoadSpec spec, TimePoint now, Actions& out) {
+  if (auto error = jobs_.CheckQueue(spec.files.size()); error) {
+    out.emplace_back(RefusedReply(waiter, MessageType::kOpen, *error));
+    return;
+  }
   waiter.reason = catalog_.RecordMiss(spec.wanted, now).text;
   out.emplace_back(Note{Note::Level::kInfo, "loading " + spec.name + " for session " +
                                                 std::to_string(waiter.session.value) + ": " +
@@ -320,6 +340,9 @@ Actions Dispatcher::OnEvict(Caller from, const ModelRequest& request, TimePoint 
   Actions out;
   Result<ModelId> id = catalog_.Resolve(request.model);
   Result<void> done = id.ok() ? catalog_.Evict(*id, "on request", now) : Result<void>(id.error());
+  if (calls_.Forget(request.model) && !id.ok()) {
+    done = {};
+  }
   if (done.ok()) {
     out.emplace_back(Reply(from, MessageType::kEvict, EmptyReply{}));
   } else {
@@ -428,6 +451,10 @@ Actions Dispatcher::OnVerified(JobId job, const VerifiedEvent& event, TimePoint 
 
 Actions Dispatcher::OnLoaderFailed(JobId job, const Error& error, TimePoint now) {
   Actions out;
+  const std::string* call = jobs_.CallOf(job);
+  if (call != nullptr && error.code == ErrorCode::kUnsupported) {
+    calls_.Remember(*call, error.message);
+  }
   jobs_.OnFailed(job, error, now, out);
   return Finish(std::move(out));
 }

@@ -11,6 +11,7 @@
 #include "common/unique_fd.h"
 #include "proto/messages.h"
 #include "server/actions.h"
+#include "server/calls.h"
 #include "server/catalog.h"
 #include "server/jobs.h"
 
@@ -20,12 +21,14 @@ struct DaemonFacts {
   std::int64_t pid = 0;
   std::string socket;
   TimePoint started;
+  Digest seed{};  // random: ids of calls' entries are never those of an earlier daemon
 };
 
 // Where a reply goes.
 struct Caller {
   SessionId session;
   std::uint32_t request_id = 0;
+  bool own_user = false;  // the peer's user is the daemon's
 };
 
 // A file that came with an open; `stat` is what fstat says of `fd`.
@@ -43,7 +46,8 @@ class Dispatcher {
       : catalog_(memory_budget_bytes, planner),
         limits_(limits),
         jobs_(catalog_, limits),
-        facts_(std::move(facts)) {}
+        facts_(std::move(facts)),
+        calls_(facts_.seed) {}
 
   // Requests of clients. `files` has one entry per descriptor that came along.
   Actions OnOpen(Caller from, const OpenRequest& request, std::vector<OpenedFile> files,
@@ -100,11 +104,17 @@ class Dispatcher {
   void OpenByName(const Waiter& waiter, const OpenRequest& request, TimePoint now, Actions& out);
   void StartLoad(Waiter waiter, const OpenRequest& request, const ModelId& id,
                  std::vector<OpenedFile> files, TimePoint now, Actions& out);
+  void BeginLoad(Waiter waiter, LoadSpec spec, TimePoint now, Actions& out);
+  void OpenCall(Waiter waiter, const OpenRequest& request, UniqueFd payload, TimePoint now,
+                Actions& out);
+  void StartCall(Waiter waiter, const OpenRequest& request, UniqueFd payload, TimePoint now,
+                 Actions& out);
 
   Catalog catalog_;
   JobLimits limits_;
   Jobs jobs_;
   DaemonFacts facts_;
+  Calls calls_;
   std::uint64_t clients_ = 0;
   bool stopping_ = false;
 };

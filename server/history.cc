@@ -145,8 +145,11 @@ const History::Record* History::Find(const Wanted& wanted) const {
 
 MissReason History::ExplainMiss(const Wanted& wanted, TimePoint now) const {
   const Record* record = Find(wanted);
-  if (record == nullptr || record->files.empty()) {
+  if (record == nullptr || record->attempts.empty()) {
     return {MissKind::kNeverLoaded, "never loaded"};
+  }
+  if (!wanted.stale.empty()) {
+    return {MissKind::kFileChanged, wanted.stale};
   }
   if (!SameFiles(record->files, wanted.files)) {
     return {MissKind::kFileChanged, "file changed: " + DescribeChange(record->files, wanted.files)};

@@ -45,7 +45,8 @@ struct Wanted {
   std::string path;
   std::vector<FileIdentity> files;
   LoadOptions options;
-  std::string name;  // what people call it
+  std::string name;     // what people call it
+  std::string stale{};  // what the caller found to be out of date about the last one; may be empty
 };
 
 // Bounded; not synchronised; reads no clock.

@@ -53,12 +53,8 @@ SendToClient OpenedReply(Catalog& catalog, const ModelId& id, const Waiter& wait
 }
 
 SendToClient RefusedReply(const Waiter& waiter, MessageType type, const Error& error) {
-  return SendToClient{waiter.session,
-                      type,
-                      kFlagReply | kFlagError,
-                      waiter.request_id,
-                      ErrorReply{error.code, error.message, error.errno_value},
-                      {}};
+  return SendToClient{waiter.session,    type,           kFlagReply | kFlagError,
+                      waiter.request_id, ToReply(error), {}};
 }
 
 Jobs::Job* Jobs::Find(JobId id) {
@@ -156,6 +152,26 @@ bool Jobs::Join(const ModelId& id, Waiter waiter, bool pin) {
   return true;
 }
 
+std::optional<ModelId> Jobs::LoadingCall(std::string_view path) const {
+  for (const auto& [model, id] : loading_) {
+    if (jobs_.at(id).spec.wanted.path == path) {
+      return model;
+    }
+  }
+  return std::nullopt;
+}
+
+const std::string* Jobs::CallOf(JobId id) const {
+  auto found = jobs_.find(id);
+  const bool loads = found != jobs_.end() && (found->second.phase == Phase::kRunning ||
+                                              found->second.phase == Phase::kSealing);
+  if (!loads || found->second.request.format != kCallFormat ||
+      found->second.request.kind != JobKind::kLoad) {
+    return nullptr;
+  }
+  return &found->second.spec.wanted.path;
+}
+
 std::optional<Error> Jobs::CheckQueue(std::size_t descriptors) const {
   const std::size_t held = queued_descriptors_ + descriptors;
   if (running_ < limits_.max_running || held <= limits_.max_queued_descriptors) {
@@ -177,6 +193,9 @@ void Jobs::Load(LoadSpec spec, Waiter waiter, TimePoint now, Actions& out) {
   Job& job = jobs_.at(NewJob(JobKind::kLoad));
   job.name = spec.name;
   job.request.files = spec.refs;
+  if (spec.launch) {
+    job.request.files.push_back({"call", spec.wanted.path});  // the descriptor holds it
+  }
   job.request.model_id = spec.wanted.id;
   job.request.format = spec.wanted.options.format;
   job.request.device = spec.wanted.options.device;
@@ -229,7 +248,8 @@ void Jobs::Start(Job& job, TimePoint now, Actions& out) {
   job.started = now;
   const bool bounded = limits_.load_timeout < kNoDeadline - now;
   SetDeadline(job, bounded ? now + limits_.load_timeout : kNoDeadline);
-  out.emplace_back(StartJob{job.id, job.request, std::move(job.spec.files)});
+  out.emplace_back(
+      StartJob{job.id, job.request, std::move(job.spec.files), std::move(job.spec.launch)});
 }
 
 void Jobs::StartCollapse(TimePoint now, Actions& out) {

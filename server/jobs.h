@@ -47,6 +47,7 @@ struct LoadSpec {
   std::vector<FileRef> refs;
   std::vector<UniqueFd> files;
   bool pin = false;
+  std::optional<Launch> launch;  // of the call's own loader
 };
 
 struct JobCounters {
@@ -70,6 +71,10 @@ class Jobs {
 
   // Adds a waiter to the running load of `id`; false when there is none.
   bool Join(const ModelId& id, Waiter waiter, bool pin);
+  // The model that the load of this call, if one runs, will make.
+  [[nodiscard]] std::optional<ModelId> LoadingCall(std::string_view path) const;
+  // The path of the call that this job loads; nullptr when it does something else or is over.
+  [[nodiscard]] const std::string* CallOf(JobId id) const;
   // REQUIRES that no load of this model runs.
   void Load(LoadSpec spec, Waiter waiter, TimePoint now, Actions& out);
   // REQUIRES a resident model.

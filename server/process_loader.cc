@@ -41,6 +41,17 @@ constexpr std::array<std::string_view, 15> kKeptVariables{"PATH=",
                                                           "TSAN_OPTIONS=",
                                                           "LSAN_OPTIONS="};
 
+// As exec takes them.
+std::vector<char*> Pointers(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  pointers.reserve(texts.size() + 1);
+  for (std::string& text : texts) {
+    pointers.push_back(text.data());
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 // What posix_spawn takes besides the program; frees what it holds.
 class SpawnPlan {
  public:
@@ -56,7 +67,7 @@ class SpawnPlan {
   SpawnPlan& operator=(const SpawnPlan&) = delete;
 
   // 0 or an errno value. Standard descriptors first: dup2 to 3 may replace one of the sources.
-  int Prepare(int socket, int output) {
+  int Prepare(int socket, int output, const std::string& folder) {
     sigset_t all;
     sigset_t none;
     (void)::sigfillset(&all);
@@ -66,6 +77,9 @@ class SpawnPlan {
     failed = failed != 0 ? failed : ::posix_spawn_file_actions_adddup2(&actions_, output, 2);
     failed =
         failed != 0 ? failed : ::posix_spawn_file_actions_adddup2(&actions_, socket, kLoaderSocket);
+    if (failed == 0 && !folder.empty()) {
+      failed = ::posix_spawn_file_actions_addchdir_np(&actions_, folder.c_str());
+    }
     failed = failed != 0 ? failed : ::posix_spawnattr_setpgroup(&attributes_, 0);
     failed = failed != 0 ? failed : ::posix_spawnattr_setsigdefault(&attributes_, &all);
     failed = failed != 0 ? failed : ::posix_spawnattr_setsigmask(&attributes_, &none);
@@ -74,17 +88,10 @@ class SpawnPlan {
   }
 
   // 0 or an errno value.
-  int Spawn(const std::string& program, pid_t& pid) {
-    std::vector<std::string> environment = LoaderEnvironment(environ);
-    std::vector<char*> variables;
-    variables.reserve(environment.size() + 1);
-    for (std::string& variable : environment) {
-      variables.push_back(variable.data());
-    }
-    variables.push_back(nullptr);
-    std::string name = program;
-    std::array<char*, 2> arguments{name.data(), nullptr};
-    return ::posix_spawn(&pid, program.c_str(), &actions_, &attributes_, arguments.data(),
+  int Spawn(Launch& launch, pid_t& pid) {
+    const std::vector<char*> arguments = Pointers(launch.arguments);
+    const std::vector<char*> variables = Pointers(launch.environment);
+    return ::posix_spawn(&pid, arguments.front(), &actions_, &attributes_, arguments.data(),
                          variables.data());
   }
 
@@ -106,6 +113,13 @@ Result<Pipe> MakePipe() {
   // The loader's end blocks like any other standard output.
   (void)::fcntl(ends[1], F_SETFL, 0);
   return Pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+Error StartError(const Launch& launch, int errno_value) {
+  const std::string where = launch.folder.empty() ? "" : " in " + launch.folder;
+  Error error = SystemError("start of the loader " + launch.arguments.front() + where, errno_value);
+  error.code = error.code == ErrorCode::kNotFound ? ErrorCode::kLoaderFailed : error.code;
+  return error;
 }
 
 void KillGroup(pid_t pid) {
@@ -182,14 +196,13 @@ Result<void> LoaderProcess::Start(const std::string& program, const StartJob& jo
   if (!pipe.ok()) {
     return std::move(pipe).error();
   }
+  Launch launch = job.launch.value_or(Launch{{program}, LoaderEnvironment(environ), ""});
   SpawnPlan plan;
-  int failed = plan.Prepare(sockets->second.get(), pipe->write.get());
-  failed = failed != 0 ? failed : plan.Spawn(program, pid_);
+  int failed = plan.Prepare(sockets->second.get(), pipe->write.get(), launch.folder);
+  failed = failed != 0 ? failed : plan.Spawn(launch, pid_);
   if (failed != 0) {
     pid_ = 0;
-    Error error = SystemError("start of the loader " + program, failed);
-    error.code = error.code == ErrorCode::kNotFound ? ErrorCode::kLoaderFailed : error.code;
-    return error;
+    return StartError(launch, failed);
   }
   UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   if (!pidfd.valid()) {

@@ -49,7 +49,8 @@ class LoaderProcess final : public std::enable_shared_from_this<LoaderProcess>,
   LoaderProcess(boost::asio::io_context& loop, JobId job, Owner& owner);
   ~LoaderProcess();
 
-  // Spawns `program` and sends the job; `arena_fds` follow the files' descriptors.
+  // Spawns `program`, or what the job itself wants launched, and sends the job; `arena_fds` follow
+  // the files' descriptors.
   // Errors: kLimit (descriptors), kLoaderFailed (no such program), kSystem. Then nothing runs.
   Result<void> Start(const std::string& program, const StartJob& job,
                      std::span<const int> arena_fds);

@@ -95,7 +95,7 @@ void Session::Refuse(const Frame& frame, const Error& error) {
   header.type = frame.header.type;
   header.flags = kFlagReply | kFlagError;
   header.request_id = frame.header.request_id;
-  stream_->Send(header, Encode(ErrorReply{error.code, error.message, error.errno_value}), {});
+  stream_->Send(header, Encode(ToReply(error)), {});
   End(error.message);
 }
 

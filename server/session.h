@@ -17,8 +17,6 @@
 
 namespace modelcache {
 
-inline constexpr std::size_t kMaxRequestBytes = 1U << 20U;
-
 // Does the hello itself and hands every later request to its owner. Any defect of the peer ends
 // this session only. Event loop thread only; held by shared_ptr by its owner.
 class Session final : public std::enable_shared_from_this<Session>, private FrameStream::Owner {
@@ -36,6 +34,7 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
     SessionId id;
     std::int64_t daemon_pid = 0;
     std::uint64_t pid_namespace = 0;
+    bool own_user = false;  // the peer's user is the daemon's
   };
 
   Session(boost::asio::io_context& loop, UniqueFd socket, Identity identity, Owner& owner);
@@ -52,6 +51,7 @@ class Session final : public std::enable_shared_from_this<Session>, private Fram
 
   // True when the peer has taken everything.
   [[nodiscard]] bool idle() const { return stream_->idle(); }
+  [[nodiscard]] bool own_user() const { return identity_.own_user; }
   [[nodiscard]] const std::string& program() const { return program_; }
 
  private:

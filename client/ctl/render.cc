@@ -53,6 +53,14 @@ Json ModelJson(const Model& model) {
 
 std::string StateOf(const ModelInfo& model) { return model.pinned ? "pinned" : model.state; }
 
+// Of a call the function and what it was given tell more than the module.
+std::string ListedName(const ModelInfo& model) {
+  const std::string name = Printable(model.name);
+  const std::size_t colon = model.format == kCallFormat ? name.find(':') : std::string::npos;
+  const bool has_module = colon < name.find('(');
+  return Shortened(has_module ? name.substr(colon + 1) : name, kNameColumns);
+}
+
 Table NarrowList(const ListReply& reply) {
   Table table({{"ID"},
                {"NAME"},
@@ -63,7 +71,7 @@ Table NarrowList(const ListReply& reply) {
                {"IDLE", Align::kRight},
                {"STATE"}});
   for (const ModelInfo& model : reply.models) {
-    table.Add({model.id.Hex().substr(0, kIdDigits), Shortened(Printable(model.name), kNameColumns),
+    table.Add({model.id.Hex().substr(0, kIdDigits), ListedName(model),
                HumanBytes(model.storage_bytes), HumanBytes(model.resident_bytes),
                std::to_string(model.leases), std::to_string(model.hits),
                HumanSeconds(model.idle_seconds), StateOf(model)});

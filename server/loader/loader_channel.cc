@@ -26,7 +26,7 @@ Error AsError(const Frame& frame) {
   if (!reply.ok()) {
     return std::move(reply).error();
   }
-  return Error{reply->code, reply->message, reply->errno_value};
+  return ToError(std::move(*reply));
 }
 
 Error DescriptorCountError(std::size_t expected, std::size_t found) {
@@ -143,8 +143,9 @@ Result<void> LoaderChannel::SendVerified(VerifiedEvent event) {
 }
 
 Result<void> LoaderChannel::SendFailed(const Error& error) {
-  return SendEvent(MessageType::kJobFailed,
-                   JobFailedEvent{error.code, Printable(error.message), error.errno_value});
+  ErrorReply event = ToReply(error);
+  event.message = Printable(event.message);
+  return SendEvent(MessageType::kJobFailed, event);
 }
 
 }  // namespace modelcache

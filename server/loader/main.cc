@@ -2,8 +2,6 @@
 //
 // Exit status: 0 done, 1 the job failed (reported on the channel), 2 not started by a daemon.
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,17 +13,11 @@
 #include "common/utf8.h"
 #include "server/loader/job.h"
 #include "server/loader/loader_channel.h"
+#include "server/loader/parent.h"
 
 namespace {
 
 constexpr int kChannelDescriptor = 3;
-
-// The daemon's death must end the loader: nobody else would take what it makes. The parent may have
-// died before prctl, hence the second look.
-bool TieToParent() {
-  const pid_t parent = ::getppid();
-  return ::prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && ::getppid() == parent && parent != 0;
-}
 
 bool IsSocket(int fd) {
   struct stat status = {};
@@ -48,7 +40,7 @@ int main() {
     (void)std::fputs("modelcached-loader is started by modelcached, not by hand\n", stderr);
     return 2;
   }
-  if (!TieToParent()) {
+  if (!modelcache::TieToParent()) {
     return 2;
   }
   DropStdin();

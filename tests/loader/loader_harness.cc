@@ -89,6 +89,7 @@ class FakeDaemon {
       case MessageType::kJobFailed: {
         const auto event = *Decode<ErrorReply>(frame.body);
         outcome_.result = Error{event.code, event.message, event.errno_value};
+        outcome_.detail = event.detail;
         done_ = true;
         return;
       }
@@ -308,18 +309,25 @@ std::vector<ArenaSpecRef> LoadedModel::ArenaRefs() const {
   return refs;
 }
 
-JobOutcome RunHere(const JobRequest& request, const std::vector<int>& descriptors,
-                   const DaemonScript& script) {
+JobOutcome RunWith(const std::function<void(UniqueFd socket)>& loader, const JobRequest& request,
+                   const std::vector<int>& descriptors, const DaemonScript& script) {
   auto pair = MakeSocketPair();
   FakeDaemon daemon(std::move(pair->first), script);
   daemon.SendJob(request, descriptors);
-  std::thread loader([socket = std::move(pair->second)]() mutable {
+  std::thread thread(
+      [&loader, socket = std::move(pair->second)]() mutable { loader(std::move(socket)); });
+  JobOutcome outcome = daemon.Serve();
+  thread.join();
+  return outcome;
+}
+
+JobOutcome RunHere(const JobRequest& request, const std::vector<int>& descriptors,
+                   const DaemonScript& script) {
+  const auto loader = [](UniqueFd socket) {
     LoaderChannel channel(std::move(socket));
     (void)RunJob(channel);  // the daemon's end hears of it
-  });
-  JobOutcome outcome = daemon.Serve();
-  loader.join();
-  return outcome;
+  };
+  return RunWith(loader, request, descriptors, script);
 }
 
 JobOutcome RunProcess(const JobRequest& request, const std::vector<int>& descriptors,

@@ -68,11 +68,16 @@ struct JobOutcome {
   std::vector<UniqueFd> arenas;
   std::vector<ReserveArena> reserved;
   std::optional<VerifiedEvent> verified;
+  std::string detail;  // of a failure
   std::uint64_t bytes_read = 0;
   int progress_events = 0;
   int exit_status = 0;                 // of the process; 128 + signal when one killed it
   std::uint64_t peak_private_kib = 0;  // of the process
 };
+
+// Runs `loader` in a thread with its end of the channel, on which the job waits.
+JobOutcome RunWith(const std::function<void(UniqueFd socket)>& loader, const JobRequest& request,
+                   const std::vector<int>& descriptors, const DaemonScript& script = {});
 
 // Runs a job with RunJob in this process.
 JobOutcome RunHere(const JobRequest& request, const std::vector<int>& descriptors,

@@ -18,6 +18,7 @@ modelcache_test(client_test LABEL unit
     ${CMAKE_CURRENT_LIST_DIR}/core_test.cc
     ${CMAKE_CURRENT_LIST_DIR}/description_test.cc
     ${CMAKE_CURRENT_LIST_DIR}/model_files_test.cc
+    ${CMAKE_CURRENT_LIST_DIR}/written_pages_test.cc
   LIBS modelcache_client_core modelcache_test_peer)
 modelcache_test(ctl_test LABEL unit
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/ctl_test.cc

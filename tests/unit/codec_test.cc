@@ -79,6 +79,48 @@ TEST_CASE("Codec: loader messages keep nested records", "[unit]") {
   CHECK(RoundTrip(error).errno_value == 12);
 }
 
+TEST_CASE("Codec: a call travels whole, and an open without one has none", "[unit]") {
+  OpenRequest request;
+  CHECK_FALSE(RoundTrip(request).call);
+  CHECK(Encode(request).find("call") == std::string::npos);
+  request.call.emplace();
+  request.call->key = *CallKey::FromHex("ffeeddccbbaa99887766554433221100");
+  request.call->arguments = {"/usr/bin/python3", "-m", "x"};
+  request.call->environment = {"A=b=c"};
+  request.call->folder = "/";
+  CHECK_FALSE(RoundTrip(request).call->stale);
+  request.call->stale = SomeId();
+  request.call->stale_reason = "a file changed";
+  const auto back = RoundTrip(request).call;
+  REQUIRE(back);
+  CHECK(back->key == request.call->key);
+  CHECK(back->arguments == request.call->arguments);
+  CHECK(back->environment == request.call->environment);
+  CHECK(back->stale == SomeId());
+  CHECK(back->stale_reason == "a file changed");
+  CHECK(CallPath(back->key) == "call:ffeeddccbbaa99887766554433221100");
+}
+
+TEST_CASE("Codec: a failure keeps its detail through an Error", "[unit]") {
+  const ErrorReply reply = RoundTrip(ToReply(Error{ErrorCode::kLoaderFailed, "x", 5, "AAEC"}));
+  CHECK(ToError(reply).detail == "AAEC");
+  CHECK(ToError(reply).errno_value == 5);
+}
+
+TEST_CASE("Codec: hostile calls are refused", "[unit]") {
+  CHECK_THAT(ErrorOf<OpenRequest>(R"({"call":null})"), Contains("'call'"));
+  CHECK_THAT(ErrorOf<OpenRequest>(R"({"call":{}})"), Contains("'call.key'"));
+  CHECK_THAT(ErrorOf<OpenRequest>(R"({"call":{"key":"xyz"}})"), Contains("32 hexadecimal digits"));
+  const std::string start = R"({"call":{"key":"00112233445566778899aabbccddeeff",)";
+  CHECK_THAT(ErrorOf<OpenRequest>(start + R"("folder":"/"}})"), Contains("'call.arguments'"));
+  CHECK_THAT(ErrorOf<OpenRequest>(start + R"("arguments":["/x",1],"folder":"/"}})"),
+             Contains("'call.arguments[1]'"));
+  CHECK_THAT(ErrorOf<OpenRequest>(start + R"("arguments":[],"folder":"/","stale":""}})"),
+             Contains("'call.stale'"));
+  CHECK_THAT(ErrorOf<OpenRequest>(start + R"("arguments":[],"folder":"/","environment":{}}})"),
+             Contains("an array"));
+}
+
 TEST_CASE("Codec: unknown members are ignored, missing optional ones take defaults", "[unit]") {
   const auto request = Decode<OpenRequest>(R"({"later":[1],"model":"x"})");
   REQUIRE(request.ok());

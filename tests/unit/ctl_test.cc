@@ -37,6 +37,18 @@ TEST_CASE("Ctl: long names lose their middle, control characters are shown", "[u
   CHECK(Printable("a\033[2Jb\n") == "a\\x1b[2Jb\\x0a");
 }
 
+TEST_CASE("Ctl: calls are listed without their module", "[unit]") {
+  ModelInfo call;
+  call.format = "python";
+  call.name = "pkg.mod:Class.load('C:/x')";
+  CHECK_THAT(RenderList({{call}}, {}), Contains("  Class.load('C:/x')"));
+  call.name = "load('a:b')";
+  CHECK_THAT(RenderList({{call}}, {}), Contains("  load('a:b')"));
+  call.format = "safetensors";
+  call.name = "C:/x(1)";
+  CHECK_THAT(RenderList({{call}}, {}), Contains("  C:/x(1)"));
+}
+
 TEST_CASE("Ctl: the progress line fits its width", "[unit]") {
   const std::string line = ProgressLine({1U << 20U, 4U << 20U}, 2, 200);
   CHECK_THAT(line, Contains("25%") && Contains("1.0 MiB of 4.0 MiB") && Contains("512.0 KiB/s") &&

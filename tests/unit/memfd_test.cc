@@ -122,6 +122,20 @@ TEST_CASE("Mapping: an empty range maps nothing, an impossible one is an error",
   CHECK_FALSE(Mapping::Map(fd->get(), {0, UINT64_MAX}, Access::kRead).ok());
 }
 
+TEST_CASE("Memfd: a sealed one holds its bytes for good", "[unit]") {
+  const std::string text(3U << 20U, 'x');
+  auto fd = MakeSealedMemfd("test", std::as_bytes(std::span(text)));
+  REQUIRE(fd.ok());
+  CHECK(IsSealed(*InspectMemfd(fd->get())));
+  CHECK(InspectMemfd(fd->get())->size_bytes == text.size());
+  auto map = Mapping::Map(fd->get(), {0, text.size()}, Access::kRead);
+  REQUIRE(map.ok());
+  CHECK(std::memcmp(map->data(), text.data(), text.size()) == 0);
+  auto empty = MakeSealedMemfd("test", {});
+  REQUIRE(empty.ok());
+  CHECK(IsSealed(*InspectMemfd(empty->get())));
+}
+
 TEST_CASE("Memfd, Mapping: whichever call fails, no descriptor and no map is left", "[unit]") {
   const int descriptors = CountOpenDescriptors();
   const int maps = CountMaps();

@@ -82,6 +82,11 @@ MC_API const char* mc_last_error(void);
 /* errno of the system call behind mc_last_error(), 0 when there was none. */
 MC_API int32_t mc_last_errno(void);
 
+/* What the loader of a Python call sent with the failure behind mc_last_error(), text of its own
+ * kind;
+ * "" when nothing. As mc_last_error. */
+MC_API const char* mc_last_error_detail(void);
+
 /* Version of this library, "0.1.0". Static. */
 MC_API const char* mc_version(void);
 
@@ -221,6 +226,11 @@ MC_API mc_status mc_model_open(mc_client* client, const char* const* paths, size
  * Errors: MC_NOT_FOUND when it is not resident; otherwise as mc_model_open. */
 MC_API mc_status mc_model_open_resident(mc_client* client, const char* model, mc_model** out);
 
+/* True (1 in *written) when this process, or one it was forked from, has written to the model's
+ * memory: its content is no longer that of the cache. Tells pages apart, not bytes. Errors:
+ * MC_INVALID_ARGUMENT, MC_SYSTEM (the kernel does not tell). */
+MC_API mc_status mc_model_is_written(const mc_model* model, uint32_t* written);
+
 /* Adds a reference and returns `model`. NULL gives NULL. */
 MC_API mc_model* mc_model_retain(mc_model* model);
 
@@ -251,6 +261,44 @@ MC_API mc_status mc_model_info(const mc_model* model, mc_info* out);
  * "structure", "files", ...). *text belongs to the model and need not end with a zero byte.
  * Errors: MC_INVALID_ARGUMENT. */
 MC_API mc_status mc_model_metadata(const mc_model* model, const char** text, uint64_t* text_bytes);
+
+/* ---- Python calls --------------------------------------------------------------------------- */
+
+/* The result of a call of Python, kept as a model of the format "python": one storage is a pickle
+ * stream, the others are what it refers to. The daemon never looks into either. Whoever unpickles
+ * it runs what the loader wrote: both functions refuse a daemon of another user. */
+
+/* Gives the resident entry of the call with this key, 32 hexadecimal digits. Errors: MC_NOT_FOUND,
+ * MC_UNSUPPORTED (the daemon remembers that the call cannot be cached, and why), MC_PERMISSION;
+ * otherwise as mc_model_open. */
+MC_API mc_status mc_entry_find(mc_client* client, const char* key, mc_model** out);
+
+typedef struct mc_entry_options {
+  uint32_t struct_size;
+  uint32_t flags;   /* MC_OPEN_* */
+  const char* key;  /* 32 hexadecimal digits */
+  const char* name; /* what people call it; NULL: the key */
+  const char* const*
+      arguments; /* of the loader: the absolute path of a program, then its arguments */
+  size_t argument_count;
+  const char* const* environment; /* "NAME=value", all that the loader gets */
+  size_t environment_count;
+  const char* folder;  /* absolute; where the loader starts */
+  const void* payload; /* the call, for the loader alone */
+  uint64_t payload_bytes;
+  const char* stale;        /* id of the entry that the caller found out of date, or NULL */
+  const char* stale_reason; /* what is out of date about it, or NULL */
+  int64_t timeout_ms;       /* as mc_open_options */
+  mc_progress_fn progress;
+  void* progress_user;
+} mc_entry_options;
+
+/* Gives the entry of a call: the resident one, unless it is `stale`; else the one that a load in
+ * progress makes; else one that the daemon has made by a loader it starts as the options say.
+ * Errors: as mc_model_open; MC_LOADER_FAILED and others of the loader's choice, with
+ * mc_last_error_detail; MC_UNSUPPORTED (the call cannot be cached, or the daemon lives in another
+ * container), MC_PERMISSION (it belongs to another user), MC_LIMIT (over 1 MiB without payload). */
+MC_API mc_status mc_entry_make(mc_client* client, const mc_entry_options* options, mc_model** out);
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from ctypes import byref, c_char_p, c_void_p, sizeof
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from modelcache import _ffi
 from modelcache._model import Model
@@ -14,7 +14,7 @@ from modelcache._progress import PROGRESS, Progress, ProgressWatch
 PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
 
-def _milliseconds(seconds: Optional[float]) -> int:
+def milliseconds(seconds: Optional[float]) -> int:
     # The library reads 0 as "the default", so the shortest wait is one millisecond.
     return 0 if seconds is None else max(1, int(seconds * 1000))
 
@@ -38,6 +38,28 @@ def _path_list(path_or_paths: Union[PathLike, Sequence[PathLike]]) -> List[bytes
     return [os.fsencode(path) for path in path_or_paths]
 
 
+def open_watched(watch: ProgressWatch, call: Callable[[Any], int]) -> c_void_p:
+    """The model that `call` puts where its argument points; raises its failure, or what a progress
+    function or Ctrl-C raised meanwhile."""
+    pointer = c_void_p()
+
+    def attempt() -> Optional[BaseException]:
+        status = call(byref(pointer))
+        return None if status == 0 else _ffi.failure(status)
+
+    failure = watch.run(attempt)
+    if failure is None:
+        return pointer
+    if pointer.value is not None:  # loaded, and given up all the same
+        _ffi.library().mc_model_close(pointer)
+    try:
+        raise failure
+    finally:
+        # An exception that its own frame refers to would keep the caller's models until the
+        # garbage collector runs.
+        del failure
+
+
 class Client:
     """A connection to the daemon. Any thread; a forked child gets a connection of its own.
 
@@ -59,7 +81,7 @@ class Client:
         if autostart is not None:
             options.autostart = _ffi.MC_AUTOSTART_ALWAYS if autostart else _ffi.MC_AUTOSTART_NEVER
         options.socket_path = None if socket is None else os.fsencode(socket)
-        options.timeout_ms = _milliseconds(timeout)
+        options.timeout_ms = milliseconds(timeout)
         pointer = c_void_p()
         _ffi.check(self._lib.mc_client_connect(byref(options), byref(pointer)))
         self._pointer = pointer.value
@@ -126,31 +148,18 @@ class Client:
             name=_encoded(name),
             format=_encoded(format),
             device=_encoded(device),
-            timeout_ms=_milliseconds(timeout),
+            timeout_ms=milliseconds(timeout),
             progress=PROGRESS,
             progress_user=watch.user,
         )
         array = (c_char_p * max(1, len(paths)))(*paths)
-        pointer = c_void_p()
         client = self._handle()
-
-        def call() -> Optional[BaseException]:
-            status = self._lib.mc_model_open(
-                client, array, len(paths), byref(options), byref(pointer)
+        return Model(
+            open_watched(
+                watch,
+                lambda out: self._lib.mc_model_open(client, array, len(paths), byref(options), out),
             )
-            return None if status == 0 else _ffi.failure(status)
-
-        failure = watch.run(call)
-        if failure is None:
-            return Model(pointer)
-        if pointer.value is not None:  # loaded, and given up all the same
-            self._lib.mc_model_close(pointer)
-        try:
-            raise failure
-        finally:
-            # An exception that its own frame refers to would keep the caller's models until the
-            # garbage collector runs.
-            del failure
+        )
 
     def resident(self, model: Union[Model, PathLike]) -> Model:
         """A model that is resident already, by name, id (six digits or more) or path."""

@@ -12,17 +12,20 @@ class Error(Exception):
     """A request failed. The message is whole: it names the file, tensor, path or limit.
 
     `code` is the number of the status, `status` its stable name ("no_room"), `errno` that of the
-    system call behind it, or None.
+    system call behind it, or None. `detail` is what the loader of a Python call sent with it.
     """
 
-    def __init__(self, message: str, code: int = 0, status: str = "", errno: int = 0) -> None:
+    def __init__(
+        self, message: str, code: int = 0, status: str = "", errno: int = 0, detail: bytes = b""
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
         self.errno = errno or None
+        self.detail = detail
 
     def __reduce__(self):  # OSError's own would drop what the class adds
-        return type(self), (str(self), self.code, self.status, self.errno or 0)
+        return type(self), (str(self), self.code, self.status, self.errno or 0, self.detail)
 
 
 class InvalidArgumentError(Error, ValueError):

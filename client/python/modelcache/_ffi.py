@@ -5,6 +5,7 @@ The contracts of the functions are in modelcache/modelcache.h.
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import os
 from ctypes import (
@@ -21,7 +22,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from modelcache._errors import CLASSES, Error
 
@@ -60,6 +61,27 @@ class OpenOptions(Structure):
         ("name", c_char_p),
         ("format", c_char_p),
         ("device", c_char_p),
+        ("timeout_ms", c_int64),
+        ("progress", ProgressFunction),
+        ("progress_user", c_void_p),
+    ]
+
+
+class EntryOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("key", c_char_p),
+        ("name", c_char_p),
+        ("arguments", POINTER(c_char_p)),
+        ("argument_count", c_size_t),
+        ("environment", POINTER(c_char_p)),
+        ("environment_count", c_size_t),
+        ("folder", c_char_p),
+        ("payload", c_char_p),
+        ("payload_bytes", c_uint64),
+        ("stale", c_char_p),
+        ("stale_reason", c_char_p),
         ("timeout_ms", c_int64),
         ("progress", ProgressFunction),
         ("progress_user", c_void_p),
@@ -119,6 +141,7 @@ _SIGNATURES = {
     "mc_status_text": (c_char_p, [c_int32]),
     "mc_last_error": (c_char_p, []),
     "mc_last_errno": (c_int32, []),
+    "mc_last_error_detail": (c_char_p, []),
     "mc_version": (c_char_p, []),
     "mc_free": (None, [c_void_p]),
     "mc_dtype_count": (c_uint32, []),
@@ -134,6 +157,9 @@ _SIGNATURES = {
         [_CLIENT, POINTER(c_char_p), c_size_t, POINTER(OpenOptions), POINTER(_MODEL)],
     ),
     "mc_model_open_resident": (c_int32, [_CLIENT, c_char_p, POINTER(_MODEL)]),
+    "mc_entry_find": (c_int32, [_CLIENT, c_char_p, POINTER(_MODEL)]),
+    "mc_entry_make": (c_int32, [_CLIENT, POINTER(EntryOptions), POINTER(_MODEL)]),
+    "mc_model_is_written": (c_int32, [_MODEL, POINTER(c_uint32)]),
     "mc_model_close": (None, [_MODEL]),
     "mc_model_info": (c_int32, [_MODEL, POINTER(ModelInfo)]),
     "mc_model_metadata": (c_int32, [_MODEL, POINTER(c_void_p), POINTER(c_uint64)]),
@@ -142,38 +168,41 @@ _SIGNATURES = {
 }
 
 
-def _candidates() -> List[str]:
-    """Where the library may lie, best first. A bare name asks the dynamic linker."""
-    chosen = os.environ.get("MODELCACHE_LIBRARY")
-    if chosen:
-        return [chosen]
+def _candidates(names: Sequence[str]) -> List[str]:
+    """Where a library of ours may lie, best first. A bare name asks the dynamic linker."""
     here = os.path.dirname(os.path.abspath(__file__))
     folders = [here]
     parent = here
     for _ in range(4):  # <prefix>/lib/pythonX.Y/site-packages/modelcache is the deepest layout
         parent = os.path.dirname(parent)
         folders += [parent, os.path.join(parent, "lib")]
-    paths = [os.path.join(folder, name) for folder in folders for name in _NAMES]
-    return [path for path in paths if os.path.exists(path)] + list(_NAMES)
+    chosen = os.environ.get("MODELCACHE_LIBRARY")
+    if chosen:  # the others lie beside it
+        folders.insert(0, os.path.dirname(os.path.abspath(chosen)))
+    paths = [os.path.join(folder, name) for folder in folders for name in names]
+    return [path for path in paths if os.path.exists(path)] + list(names)
 
 
-def _load() -> ctypes.CDLL:
+def load_library(
+    variable: str, names: Sequence[str], signatures: Dict[str, Any]
+) -> ctypes.CDLL:
+    """A library of ours with the types of its functions: the one that the environment's `variable`
+    names, else the first of `names` that is found. Raises ImportError with all that was tried."""
+    chosen = os.environ.get(variable)
     failures = []
-    for candidate in _candidates():
+    for candidate in [chosen] if chosen else _candidates(names):
         try:
             loaded = ctypes.CDLL(candidate)
         except OSError as failure:
             failures.append(str(failure))
             continue
-        for name, (result, arguments) in _SIGNATURES.items():
+        for name, (result, arguments) in signatures.items():
             function = getattr(loaded, name)
             function.restype = result
             function.argtypes = arguments
         return loaded
     raise ImportError(
-        "libmodelcache.so was not found; set MODELCACHE_LIBRARY to its path (tried: "
-        + "; ".join(failures)
-        + ")"
+        f"{names[-1]} was not found; set {variable} to its path (tried: {'; '.join(failures)})"
     )
 
 
@@ -185,7 +214,7 @@ def library() -> ctypes.CDLL:
     global _library
     if _library is None:
         # No lock, which a fork could leave taken: two threads that load it get the same library.
-        _library = _load()
+        _library = load_library("MODELCACHE_LIBRARY", _NAMES, _SIGNATURES)
     return _library
 
 
@@ -198,7 +227,17 @@ def failure(status: int) -> Error:
     lib = library()
     name = lib.mc_status_text(status).decode()
     message = lib.mc_last_error().decode("utf-8", "replace") or name
-    return CLASSES.get(name, Error)(message, status, name, lib.mc_last_errno())
+    detail = lib.mc_last_error_detail()
+    return CLASSES.get(name, Error)(
+        message, status, name, lib.mc_last_errno(), _decoded(detail) if detail else b""
+    )
+
+
+def _decoded(detail: bytes) -> bytes:
+    try:
+        return base64.b64decode(detail, validate=True)
+    except ValueError:  # not written by _fill
+        return b""
 
 
 def error(name: str, message: str) -> Error:

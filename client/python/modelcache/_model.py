@@ -50,7 +50,7 @@ class Memory:
 
 
 class Tables:
-    """The model's tables: names at once, the rest of plain numbers when they are first needed."""
+    """The model's tables, each made of plain numbers and names when it is first needed."""
 
     def __init__(self, memory: Memory) -> None:
         tables = _ffi.Tables(struct_size=sizeof(_ffi.Tables))
@@ -59,9 +59,9 @@ class Tables:
         self.count: int = tables.tensor_count
         self._tables = tables
         self._whole: Optional[ctypes.Array] = None
-        self.names: List[str] = self._read_names()
 
-    def _read_names(self) -> List[str]:
+    @functools.cached_property
+    def names(self) -> List[str]:
         # Columns, not rows: a thousand short-lived tuples would set off the garbage collector.
         raw = memoryview(ctypes.string_at(self._tables.tensors, self.count * _RECORD.size))
         offsets = raw.cast("Q")[:: _RECORD.size // 8].tolist()
@@ -106,6 +106,11 @@ class Tables:
             span._memory = self.memory  # type: ignore[attr-defined]
             self._whole = span
         return self._whole
+
+    def view(self, number: int) -> memoryview:
+        """The bytes of a storage, writable in this process alone."""
+        start = self.addresses[number] - self.low
+        return memoryview(self.whole()).cast("B")[start : start + self.storage_bytes[number]]
 
     def shape_and_stride(self, row: Tuple[int, ...]) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
         first, count = row[5], row[6]

@@ -33,6 +33,17 @@ def _delete_dlpack(struct: int) -> None:
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter or 0)(struct)
 
 
+def make_storage(tables: Tables, number: int) -> torch.UntypedStorage:
+    """A torch storage of exactly the bytes of a storage of the model, which it keeps mapped."""
+    nbytes = tables.storage_bytes[number]
+    if not nbytes:  # torch.frombuffer refuses empty buffers
+        return torch.UntypedStorage(0)
+    offset = tables.addresses[number] - tables.low
+    return torch.frombuffer(
+        tables.whole(), dtype=torch.uint8, count=nbytes, offset=offset
+    ).untyped_storage()
+
+
 class TensorBuilder:
     """Builds each tensor of a model once. Any thread, no locks: the first one built is kept."""
 
@@ -76,7 +87,7 @@ class TensorBuilder:
         """A torch storage of exactly the bytes of storage `number`."""
         made = self._storages.get(number)
         if made is None:
-            made = self._storages.setdefault(number, self._make_storage(number))
+            made = self._storages.setdefault(number, make_storage(self._tables, number))
         return made
 
     def name(self, number: int) -> str:
@@ -146,16 +157,6 @@ class TensorBuilder:
         if isinstance(node, dict):
             return self.tensor(node["t"]).to(dtype)
         return torch.tensor(node, dtype=dtype)
-
-    def _make_storage(self, number: int) -> torch.UntypedStorage:
-        tables = self._tables
-        nbytes = tables.storage_bytes[number]
-        if not nbytes:  # torch.frombuffer refuses empty buffers
-            return torch.UntypedStorage(0)
-        offset = tables.addresses[number] - tables.low
-        return torch.frombuffer(
-            tables.whole(), dtype=torch.uint8, count=nbytes, offset=offset
-        ).untyped_storage()
 
     # ---- element types --------------------------------------------------------------------------
 
