@@ -1,12 +1,13 @@
-# For programs that use the installed package: finds the libtorch of a PyTorch installation without its own package config, which looks for a
-# CUDA toolkit when the wheel was built for one.
+# For programs that use the installed package: finds the libtorch of a PyTorch installation without
+# its own package config, which looks for a CUDA toolkit when the wheel was built for one.
 #
-# modelcache_find_libtorch([<python>]): makes the imported target modelcache::libtorch and sets
-# MODELCACHE_LIBTORCH_ROOT, unless there is none. In this order: the target `torch` of a
-# find_package(Torch), $TORCH_INSTALL_PREFIX or the variable of that name, what <python>,
-# Python3_EXECUTABLE or python3 imports as torch.
+# modelcache_find_libtorch(<asked>): makes the imported target modelcache::libtorch and sets
+# MODELCACHE_LIBTORCH_ROOT, unless there is none; <asked> gets who was asked. In this order: the
+# target `torch` of a find_package(Torch); TORCH_INSTALL_PREFIX, variable or environment; what a
+# Python imports as torch. That Python is the one of MODELCACHE_PYTHON, variable or environment, and
+# no other; without such a wish Python3_EXECUTABLE and python3.
 
-function(_modelcache_libtorch_root out python)
+function(_modelcache_libtorch_root out asked)
   set(${out} "" PARENT_SCOPE)
   foreach(root "${TORCH_INSTALL_PREFIX}" "$ENV{TORCH_INSTALL_PREFIX}")
     if(root AND EXISTS "${root}/lib/libtorch_cpu.so")
@@ -14,22 +15,28 @@ function(_modelcache_libtorch_root out python)
       return()
     endif()
   endforeach()
-  foreach(program "${python}" "${Python3_EXECUTABLE}" python3)
-    if(NOT program)
-      continue()
-    endif()
+  if(MODELCACHE_PYTHON)
+    set(programs "${MODELCACHE_PYTHON}")
+  elseif(NOT "$ENV{MODELCACHE_PYTHON}" STREQUAL "")
+    set(programs "$ENV{MODELCACHE_PYTHON}")
+  else()
+    set(programs ${Python3_EXECUTABLE} python3)
+  endif()
+  string(REPLACE ";" ", " names "${programs}")
+  set(${asked} "${names}" PARENT_SCOPE)
+  foreach(program IN LISTS programs)
     # Where torch would be imported from; importing it would take seconds.
     execute_process(
       COMMAND "${program}" -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
-      OUTPUT_VARIABLE root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-    if(root AND EXISTS "${root}/lib/libtorch_cpu.so")
+      OUTPUT_VARIABLE root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE result)
+    if(result EQUAL 0 AND root AND EXISTS "${root}/lib/libtorch_cpu.so")
       set(${out} "${root}" PARENT_SCOPE)
       return()
     endif()
   endforeach()
 endfunction()
 
-function(modelcache_find_libtorch)
+function(modelcache_find_libtorch asked)
   if(TARGET modelcache::libtorch)
     return()
   endif()
@@ -38,7 +45,8 @@ function(modelcache_find_libtorch)
     set_target_properties(modelcache::libtorch PROPERTIES INTERFACE_LINK_LIBRARIES torch)
     return()
   endif()
-  _modelcache_libtorch_root(root "${ARGV0}")
+  _modelcache_libtorch_root(root programs)
+  set(${asked} "${programs}" PARENT_SCOPE)
   if(NOT root)
     return()
   endif()

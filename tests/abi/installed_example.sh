@@ -1,7 +1,9 @@
 #!/bin/sh
 # Installs the build to a folder of its own, builds docs/examples/cpp against that as an outside
-# project, and runs it on files of every kind. Usage: installed_example.sh BUILD EXAMPLE PYTHON CMAKE
+# project, and runs it on files of every kind; the installed Python package and the ways to say which
+# libtorch. Usage: installed_example.sh BUILD EXAMPLE PYTHON CMAKE
 set -eu
+unset MODELCACHE_LIBRARY MODELCACHE_PYTHON TORCH_INSTALL_PREFIX PYTHONPATH || true
 build=$1 example=$2 python=$3 cmake=$4
 root=$(mktemp -d)
 mkdir -m 700 "$root/run" # a folder that was named is never made
@@ -18,9 +20,10 @@ finish() {
 trap finish EXIT
 
 "$cmake" --install "$build" --prefix "$root/prefix" >/dev/null
-"$cmake" -S "$example" -B "$root/build" -DCMAKE_PREFIX_PATH="$root/prefix" \
-  -DMODELCACHE_PYTHON="$python" -DCMAKE_BUILD_TYPE=Debug >"$root/configure.log" ||
-  { cat "$root/configure.log"; exit 1; }
+[ -e "$root/prefix/share/doc/modelcached/docs/examples/cpp/show_model.cc" ] ||
+  { echo "the README's examples are not installed with it"; exit 1; }
+MODELCACHE_PYTHON="$python" "$cmake" -S "$example" -B "$root/build" -DCMAKE_PREFIX_PATH="$root/prefix" \
+  -DCMAKE_BUILD_TYPE=Debug >"$root/configure.log" || { cat "$root/configure.log"; exit 1; }
 "$cmake" --build "$root/build" -j 2 >"$root/build.log" || { cat "$root/build.log"; exit 1; }
 
 "$python" -W ignore - "$root" <<'PYTHON'
@@ -54,6 +57,54 @@ expect() {
     *) echo "no '$text' in the output of $*:"; echo "$output"; exit 1 ;;
   esac
 }
+
+# refused TEXT COMMAND…: the command fails and its output, on one line, has the text.
+refused() {
+  text=$1
+  shift
+  if output=$("$@" 2>&1); then echo "succeeded: $*"; exit 1; fi
+  case $(echo $output) in
+    *"$text"*) ;;
+    *) echo "no '$text' in the output of $*:"; echo "$output"; exit 1 ;;
+  esac
+}
+
+# configure PACKAGE OPTION…: a project that asks for `PACKAGE` only and says whether it got torch.
+configure() {
+  rm -rf "$root/asks"
+  mkdir "$root/asks"
+  cat >"$root/asks/CMakeLists.txt" <<CMAKE
+cmake_minimum_required(VERSION 3.18)
+project(asks LANGUAGES CXX)
+find_package($1)
+if(NOT TARGET modelcache::client)
+  message(FATAL_ERROR "no modelcache::client")
+endif()
+if(TARGET modelcache::torch)
+  message(STATUS "with torch")
+else()
+  message(STATUS "without torch")
+endif()
+CMAKE
+  shift
+  "$cmake" -S "$root/asks" -B "$root/asks/build" -DCMAKE_PREFIX_PATH="$root/prefix" "$@"
+}
+
+# A Python without torch, and a wish that is not overruled by another Python that has it.
+printf '#!/bin/sh\nexit 0\n' >"$root/bare-python"
+chmod +x "$root/bare-python"
+without=-DMODELCACHE_PYTHON=$root/bare-python
+expect "with torch" configure "modelcache REQUIRED" -DMODELCACHE_PYTHON="$python"
+expect "without torch" configure "modelcache REQUIRED" "$without"
+expect "without torch" configure "modelcache REQUIRED OPTIONAL_COMPONENTS torch" "$without"
+refused "(asked: $root/bare-python). Name a Python that has torch with -DMODELCACHE_PYTHON=" \
+  configure "modelcache REQUIRED COMPONENTS torch" "$without"
+
+PYTHONPATH=$(dirname "$(dirname "$(find "$root/prefix" -path '*/modelcache/_ffi.py')")")
+export PYTHONPATH
+expect "($root/prefix/lib" "$python" -m modelcache --version
+expect "float32" "$python" -W ignore -c "import modelcache; print(modelcache.open('$root/m.pt')['all'].dtype)"
+unset PYTHONPATH
 
 expect "miss" "$root/build/show_model" "$root/m.safetensors"
 expect "hit" "$root/build/show_model" "$root/m.safetensors"

@@ -8,7 +8,7 @@
  *   const char *path = "model.safetensors";
  *   if (mc_client_connect(NULL, &client) == MC_OK &&
  *       mc_model_open(client, &path, 1, NULL, &model) == MC_OK) {
- *     mc_tensor tensor = {sizeof tensor};
+ *     mc_tensor tensor = {.struct_size = sizeof tensor};
  *     if (mc_model_tensor_by_name(model, "weight", &tensor) == MC_OK) { use(tensor.data); }
  *   } else {
  *     fputs(mc_last_error(), stderr);
