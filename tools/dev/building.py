@@ -15,7 +15,8 @@ def _warnings():
 
 
 def build(preset="release", *, options=(), targets=()):
-    """Configures build/<preset> when needed and builds it. Raises DevError."""
+    """Configures build/<preset> when needed and builds it; a whole release is installed to its
+    prefix as well. Raises DevError."""
     environment.ensure_packages(environment.BUILD_PACKAGES)
     environment.ensure_python()
     env = environment.tool_environment()
@@ -36,9 +37,14 @@ def build(preset="release", *, options=(), targets=()):
         if targets:
             command += ["--target", *targets]
         run(command, env=env, log=STATE / "log" / f"build-{preset}.log")
+        if preset == "release" and not targets:
+            install_prefix()
 
 
 def install_prefix():
-    """Installs build/release into build/release/prefix: what `./dev env` lets CMake find."""
+    """Installs build/release into build/release/prefix: what `./dev env` lets CMake find.
+
+    Files that did not change are not written again.
+    """
     run(["cmake", "--install", BUILD / "release", "--prefix", BUILD / "release" / "prefix"],
         env=environment.tool_environment(), log=STATE / "log" / "install.log")

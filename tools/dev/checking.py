@@ -17,6 +17,9 @@ ROOMS = ("common", "proto", "server", "client", "tests", "docs")
 CXX = (".h", ".hpp", ".cc", ".cpp", ".c")
 # Headers of libtorch do not compile with clang 14 in C++20 mode; g++ -Werror covers these files.
 TORCH = re.compile(r'#include [<"](torch|ATen|c10|caffe2)/|modelcache/torch\.hpp')
+# Programs whose threads share memory: the others would only repeat what the other sanitizers ran.
+THREADED = ("client_test", "client_api_test", "server_edges_test", "server_daemon_test", "loader_test")
+BOOTED = "tests/systemd/"  # what needs a systemd of its own
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -135,12 +138,13 @@ def ctest(preset, arguments=()):
 
 
 def pytest(arguments=()):
-    """Returns (passed, pytest's own summary line)."""
+    """Returns (passed, pytest's own summary line, what was skipped and why)."""
     code, text = _tee(
         [environment.python(), "-m", "pytest", "-ra", "-p", "no:cacheprovider", "tests", *arguments],
         env=environment.run_environment(), log=STATE / "log" / "pytest.log",
     )
-    return code == 0, _summary(text, r"\b(passed|failed|error|no tests ran)\b.* in ") or "pytest: no summary"
+    line = _summary(text, r"\b(passed|failed|error|no tests ran)\b.* in ") or "pytest: no summary"
+    return code == 0, line, re.findall(r"^SKIPPED (\[\d+\] .*)$", text, re.MULTILINE)
 
 
 class Report:
@@ -149,6 +153,7 @@ class Report:
     def __init__(self):
         self.failed = []
         self.lines = []
+        self.skipped = []
 
     def check(self, name, action):
         try:
@@ -157,34 +162,48 @@ class Report:
             say(str(error))
             self.failed.append(name)
 
-    def suite(self, name, result):
-        passed, line = result
+    def suite(self, name, passed, line, skipped=()):
         self.lines.append(f"{name}: {line}")
+        self.skipped += skipped
         if not passed:
             self.failed.append(name)
         return line
 
+    def require_boot(self):
+        if any(BOOTED in reason for reason in self.skipped):
+            self.failed.append("the booted systemd (skipped)")
 
-def test():
-    """Everything: build, format, clang-tidy, sanitizers, ctest, pytest."""
+    def tell(self):
+        for line in self.lines:
+            say(line)
+        for reason in self.skipped:
+            say(f"NOT RUN: {reason}")
+        if self.failed:
+            say(f"FAILED: {', '.join(self.failed)}; logs are in {(STATE / 'log').relative_to(ROOT)}/")
+        else:
+            say("all checks passed" + (", but some were not run" if self.skipped else ""))
+
+
+def test(*, require_boot=False):
+    """Everything: build, format, clang-tidy, sanitizers, ctest, pytest.
+
+    With `require_boot` a skipped test of the booted systemd counts as a failure.
+    """
     environment.ensure_packages(environment.CHECK_PACKAGES)
     environment.ensure_python(for_tests=True)
     building.build()
-    building.install_prefix()
     report = Report()
     report.check("format", lambda: format_sources(check=True))
     report.check("clang-tidy", tidy)
     report.check("sanitizers", lambda: _sanitized(report))
+    report.check("thread sanitizer", lambda: _threads(report))
     with Step("ctest"):
-        ctest_line = report.suite("ctest", ctest("release"))
+        ctest_line = report.suite("ctest", *ctest("release"))
     with Step("pytest"):
-        pytest_line = report.suite("pytest", pytest())
-    for line in report.lines:
-        say(line)
-    if report.failed:
-        say(f"FAILED: {', '.join(report.failed)}; logs are in {(STATE / 'log').relative_to(ROOT)}/")
-    else:
-        say("all checks passed")
+        pytest_line = report.suite("pytest", *pytest())
+    if require_boot:
+        report.require_boot()
+    report.tell()
     print(ctest_line)
     print(pytest_line, flush=True)
     return 1 if report.failed else 0
@@ -193,7 +212,13 @@ def test():
 def _sanitized(report):
     building.build("asan")
     with Step("ctest under the address and undefined-behaviour sanitizers"):
-        report.suite("ctest (sanitizers)", ctest("asan"))
+        report.suite("ctest (sanitizers)", *ctest("asan"))
+
+
+def _threads(report):
+    building.build("tsan", targets=THREADED)
+    with Step("ctest of what has threads under the thread sanitizer"):
+        report.suite("ctest (threads)", *ctest("tsan", ["-R", f"^({'|'.join(THREADED)})$"]))
 
 
 def fuzz(seconds):

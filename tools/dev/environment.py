@@ -117,7 +117,7 @@ def _ensure_venv():
             ensure_packages({"python3-venv": None})
         run([sys.executable, "-m", "venv", ROOT / ".venv"], log=log,
             hint="Debian has venv in the package python3-venv")
-    say("installing torch and the test packages into .venv (about 200 MB to download)")
+    say("installing torch and the test packages into .venv (5 GB when torch is a CUDA build, as PyPI's is)")
     pip = [python(), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     torch = next(line for line in wanted.splitlines() if line.startswith("torch=="))
     hint = "set MODELCACHE_PYTHON=/path/python to use an interpreter that has torch already"
