@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 import re
+import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -20,6 +22,8 @@ from rows import machine  # noqa: E402
 BUILD = Path(os.environ.get("MODELCACHE_BUILD", ROOT / "build" / "release"))
 PYTHON_READERS = 3
 CXX_READERS = 5
+ROUNDS = 3  # every time shown is the median of these
+NORM = "model.norm.weight"
 
 
 class Demo:
@@ -39,24 +43,34 @@ class Demo:
         return self.json(sys.executable, ROOT / "tests/bench/python_open.py", way, path)["seconds"]
 
 
+def median(measure):
+    return statistics.median(measure() for _ in range(ROUNDS))
+
+
+def cold_load(demo, path):
+    """(seconds, bytes, tensors) of a load by the daemon, which holds nothing before."""
+    demo.daemon.settle()
+    demo.daemon.forget()
+    with modelcache.Client(str(demo.daemon.socket)) as client, demo.out.progress("cold load") as progress:
+        start = time.perf_counter()
+        model = client.open(str(path), progress=progress)
+        return time.perf_counter() - start, model.nbytes, len(model)
+
+
 def show_loads(demo, name, path):
     """One model: cold, then warm from fresh processes of two languages, then without the cache."""
     models.warm_page_cache(path if path.is_dir() else path.parent)
     demo.out.title(f"{name}: {path}")
-    start = time.perf_counter()
-    with modelcache.Client(str(demo.daemon.socket)) as client:
-        model = client.open(str(path), progress=demo.out.progress("cold load"))
-        cold = time.perf_counter() - start
-        payload, tensors = model.nbytes, len(model)
-        del model
+    cold = [cold_load(demo, path) for _ in range(ROUNDS)]
+    _, payload, tensors = cold[0]
     demo.daemon.settle()
     times = {
-        "cold_s": cold,
-        "cpp_warm_s": min(demo.json(BUILD / "bin" / "bench_tensors", path)["seconds"] for _ in range(3)),
-        "python_warm_s": demo.python_open("modelcache", path),
-        "safetensors_s": demo.python_open("safetensors", path),
-        "touch_s": touch_seconds(demo, "touch", path),
-        "touch_mmap_s": touch_seconds(demo, "mmap", *weight_files(path)),
+        "cold_s": statistics.median(seconds for seconds, *_ in cold),
+        "cpp_warm_s": median(lambda: demo.json(BUILD / "bin" / "bench_tensors", path)["seconds"]),
+        "python_warm_s": median(lambda: demo.python_open("modelcache", path)),
+        "safetensors_s": median(lambda: demo.python_open("safetensors", path)),
+        "touch_s": median(lambda: touch_seconds(demo, "touch", path)),
+        "touch_mmap_s": median(lambda: touch_seconds(demo, "mmap", *weight_files(path))),
     }
     demo.out.bars([
         ("cold load, once per node", times["cold_s"]),
@@ -108,6 +122,7 @@ def ask(worker, words):
 def show_processes(demo, path, payload):
     """Eight processes at once, each reading the whole model; returns the Python ones still alive."""
     demo.out.title(f"Eight processes at once, each reading all {report.size(payload)}")
+    demo.out.line("  PSS: the memory a process maps, each page divided by the number of processes that map it.")
     demo.daemon.settle()  # backing memory with huge pages unmaps it for a moment
     cxx = [demo.start(BUILD / "bin" / "bench_client", "hold", path) for _ in range(CXX_READERS)]
     workers = [demo.start(sys.executable, ROOT / "tools/demo/worker.py", path)
@@ -121,7 +136,7 @@ def show_processes(demo, path, payload):
     rows += [dict(process_memory(p.pid), kind="Python") for p in workers]
     daemon = process_memory(demo.daemon.pid)
     shared = sum(row["model_pss_bytes"] for row in rows)
-    bars = [(f"{row['kind']} {row['pid']}: its share of the model (PSS)", row["model_pss_bytes"]) for row in rows]
+    bars = [(f"{row['kind']} {row['pid']}: PSS of the model", row["model_pss_bytes"]) for row in rows]
     demo.out.bars([*bars, ("all eight together", shared), ("eight copies would be", 8 * payload)], report.size)
     own = {kind: max(row["own_pss_bytes"] for row in rows if row["kind"] == kind) for kind in ("C++", "Python")}
     demo.out.line(f"  besides the model: {report.size(own['C++'])} per C++ process, "
@@ -137,13 +152,12 @@ def show_processes(demo, path, payload):
 
 def show_edit(demo, path, workers):
     """One process doubles a tensor in place; the others, and a later one, must not see it."""
-    name = "model.norm.weight"
-    demo.out.title(f"One process doubles {name} in place")
-    before = [ask(worker, f"sum {name}") for worker in workers]
-    edited = ask(workers[0], f"double {name}")
-    others = [ask(worker, f"sum {name}") for worker in workers[1:]]
+    demo.out.title(f"One process doubles {NORM} in place")
+    before = [ask(worker, f"sum {NORM}") for worker in workers]
+    edited = ask(workers[0], f"double {NORM}")
+    others = [ask(worker, f"sum {NORM}") for worker in workers[1:]]
     later = demo.start(sys.executable, ROOT / "tools/demo/worker.py", path)
-    fresh = ask(later, f"sum {name}")
+    fresh = ask(later, f"sum {NORM}")
     verified = demo.daemon.ctl("verify", path)
     for worker in [*workers, later]:
         worker.stdin.close()
@@ -155,27 +169,39 @@ def show_edit(demo, path, workers):
     demo.out.line(f"  sum in a process started now {fresh:12.4f}")
     demo.out.line(f"  daemon's verify              {'intact' if verified['ok'] else 'DAMAGED'}, "
                   f"disk: {verified['disk']}")
-    return {"tensor": name, "before": before, "edited": edited, "others": others, "fresh": fresh,
+    return {"tensor": NORM, "before": before, "edited": edited, "others": others, "fresh": fresh,
             "verified": verified["ok"], "isolated": isolated}
 
 
+def next_commands(path, tensor):
+    """(command, what it does) for a shell in any folder."""
+    code = f"import modelcache; print(modelcache.open({str(path)!r})[{tensor!r}])"
+    return [
+        (f'eval "$({shlex.quote(str(ROOT / "dev"))} env)"', "programs, library and Python package on the paths"),
+        (f"modelcachectl load {shlex.quote(str(path))}", "starts a daemon of yours"),
+        ("modelcachectl list", "what it holds"),
+        (f'"$MODELCACHE_PYTHON" -c {shlex.quote(code)}', "a tensor of it"),
+        ("modelcachectl shutdown", "ends your daemon; it stays until then"),
+        (f"{shlex.quote(str(ROOT / 'dev'))} bench native", "every figure, with what it must reach"),
+    ]
+
+
 def show_next(out, path):
-    out.title("To try next")
-    out.line('  eval "$(./dev env)"                 # programs, library and Python package on the paths')
-    out.line(f"  modelcachectl load {path} && modelcachectl list")
-    out.line(f"  $MODELCACHE_PYTHON -c 'import modelcache; "
-             f"print(modelcache.open(\"{path}\")[\"model.norm.weight\"])'")
-    out.line("  ./dev bench native                  # every figure, with what it must reach")
+    out.title("The daemon of this demo is gone. To try next:")
+    for command, meaning in next_commands(path, NORM):
+        out.line(f"  # {meaning}")
+        out.line(f"  {command}")
 
 
 def run(daemon, out, minilm):
     demo = Demo(daemon, out)
-    llama = models.llama().relative_to(ROOT)
+    llama = models.llama()
+    out.line(f"Each time is the median of {ROUNDS}, each in a fresh process except the cold load. Imports are not "
+             "counted. The files are in the page cache: no time is the disk's.")
     loads = [show_loads(demo, "MiniLM, trained", minilm / "model.safetensors"),
              show_loads(demo, "Llama-shaped, random, bf16, sharded", llama)]
     memory, workers = show_processes(demo, llama, loads[1]["bytes"])
     edit = show_edit(demo, llama, workers)
-    show_next(out, llama)
     return {"loads": loads, "memory": memory, "edit": edit, "machine": machine()}
 
 
@@ -192,10 +218,11 @@ def main(arguments):
     with PrivateDaemon(BUILD) as daemon:
         os.environ.update(MODELCACHE_SOCKET=str(daemon.socket), MODELCACHE_AUTOSTART="0")
         try:
-            result = run(daemon, out, options.minilm.relative_to(ROOT))
+            result = run(daemon, out, options.minilm)
         except (RuntimeError, modelcache.Error, subprocess.CalledProcessError) as error:
             print(f"demo: {error}\n{daemon.log_text()}", file=sys.stderr)
             return 1
+    show_next(out, models.llama())
     if options.json:
         print(json.dumps(result, indent=1))
     return 0 if result["edit"]["isolated"] and result["edit"]["verified"] else 1

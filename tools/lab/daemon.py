@@ -83,13 +83,18 @@ class PrivateDaemon:
 
     def settle(self):
         """Waits until no loader runs: what the daemon does after a reply (huge pages) is done."""
-        deadline = time.monotonic() + SETTLE_SECONDS
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        while children.read_text().split() and time.monotonic() < deadline:
+        self._wait(lambda: not children.read_text().split())
+
+    @staticmethod
+    def _wait(condition):
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not condition() and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def forget(self):
-        """Evicts every model."""
+        """Evicts every model. A client that has just closed one may still hold its lease a moment."""
+        self._wait(lambda: not self.ctl("status")["leases"])
         for model in self.ctl("list")["models"]:
             self.ctl("evict", model["id"])
 

@@ -53,24 +53,29 @@ class Printer:
             self.line(text.rstrip())
 
     def progress(self, label):
-        """A function (done, total) that draws a progress bar, in place on a terminal."""
+        """A context whose value is a function (done, total) for a load; see Progress."""
         return Progress(self, label)
 
 
 class Progress:
+    """A bar that is drawn in place and gone at the end; silent where the output is no terminal."""
+
     def __init__(self, printer, label):
-        self.printer, self.label = printer, label
-        self.last_step = -1
+        self.out, self.label = printer.out, label
+        self.drawn = False
+
+    def __enter__(self):
+        return self
 
     def __call__(self, done, total):
-        share = done / total if total else 0
-        step = int(share * (50 if self.printer.out.isatty() else 4))
-        if step == self.last_step:
+        if not self.out.isatty() or not total:
             return
-        self.last_step = step
+        share = done / total
         filled = round(share * 30)
         text = f"  {self.label}  [{'#' * filled}{'.' * (30 - filled)}] {share:4.0%} of {size(total)}"
-        if self.printer.out.isatty():
-            print(f"\r{text}", end="\n" if share >= 1 else "", file=self.printer.out, flush=True)
-        else:
-            self.printer.line(text)
+        print(f"\r{text}", end="", file=self.out, flush=True)
+        self.drawn = True
+
+    def __exit__(self, *_):
+        if self.drawn:
+            print("\r\033[K", end="", file=self.out, flush=True)
