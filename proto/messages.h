@@ -258,11 +258,7 @@ struct CommitRequest {
   std::uint64_t bytes_read = 0;  // of the files, for the model's history
 };
 
-struct LoaderProgressEvent {
-  std::uint64_t done_bytes = 0;
-  std::uint64_t total_bytes = 0;
-};
-
+using LoaderProgressEvent = ProgressEvent;
 using JobFailedEvent = ErrorReply;
 using VerifiedEvent = VerifyReply;
 
