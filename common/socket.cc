@@ -1,4 +1,4 @@
-// sendmsg and recvmsg with SCM_RIGHTS, deadlines by poll, and the default socket path.
+// sendmsg and recvmsg with SCM_RIGHTS, deadlines by poll.
 #include "common/socket.h"
 
 #include <poll.h>
@@ -10,8 +10,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
+
+#include "common/socket_folder.h"
 
 namespace modelcache {
 namespace {
@@ -82,8 +83,6 @@ Result<void> LimitBlocking(int socket, TimePoint deadline) {
   }
   return {};
 }
-
-bool IsWritableFolder(const std::string& path) { return ::access(path.c_str(), W_OK | X_OK) == 0; }
 
 }  // namespace
 
@@ -184,19 +183,6 @@ Result<std::pair<UniqueFd, UniqueFd>> MakeSocketPair() {
   return std::pair(UniqueFd(ends[0]), UniqueFd(ends[1]));
 }
 
-Result<void> CheckSocketPath(const std::string& path) {
-  if (path.empty()) {
-    return Error{ErrorCode::kInvalidArgument, "socket path is empty", 0};
-  }
-  if (path.size() > kMaxSocketPathBytes) {
-    return Error{ErrorCode::kInvalidArgument,
-                 "socket path has " + std::to_string(path.size()) + " bytes, limit " +
-                     std::to_string(kMaxSocketPathBytes) + ": " + path,
-                 0};
-  }
-  return {};
-}
-
 Result<UniqueFd> ConnectUnix(const std::string& path, TimePoint deadline) {
   if (auto checked = CheckSocketPath(path); !checked.ok()) {
     return std::move(checked).error();
@@ -235,24 +221,6 @@ Result<PeerCredentials> GetPeerCredentials(int socket) {
     return SystemError("getsockopt(SO_PEERCRED)", errno);
   }
   return PeerCredentials{credentials.pid, credentials.uid, credentials.gid};
-}
-
-Result<std::string> DefaultSocketPath() {
-  std::string path;
-  if (const char* told = std::getenv("MODELCACHE_SOCKET"); told != nullptr && *told != '\0') {
-    path = told;
-  } else if (const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-             runtime != nullptr && *runtime != '\0') {
-    path = std::string(runtime) + "/modelcache/socket";
-  } else if (IsWritableFolder("/run/modelcache") || ::access("/run/modelcache/socket", W_OK) == 0) {
-    path = "/run/modelcache/socket";
-  } else {
-    path = "/tmp/modelcache-" + std::to_string(::getuid()) + "/socket";
-  }
-  if (auto checked = CheckSocketPath(path); !checked.ok()) {
-    return std::move(checked).error();
-  }
-  return path;
 }
 
 std::uint64_t PidNamespace() {

@@ -1,4 +1,4 @@
-// Bytes and descriptors across a Unix stream socket, and where the daemon's socket lies.
+// Bytes and descriptors across a Unix stream socket.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,6 @@ namespace modelcache {
 
 // The kernel passes at most this many descriptors with one message (SCM_MAX_FD).
 inline constexpr std::size_t kMaxDescriptors = 253;
-
-// Longest path a Unix socket address holds, without its final zero byte.
-inline constexpr std::size_t kMaxSocketPathBytes = 107;
 
 // Sends a prefix of `bytes` without blocking and returns its length; 0 when the socket is full.
 // `descriptors` travel with the first byte and only when at least one byte was sent.
@@ -50,9 +47,8 @@ Result<void> WaitReadable(int socket, TimePoint deadline);
 Result<std::pair<UniqueFd, UniqueFd>> MakeSocketPair();
 
 // Connects to the socket file at `path`, close-on-exec; waits until `deadline` for a listener whose
-// queue is full. Errors: kTimeout, kInvalidArgument when the path has over kMaxSocketPathBytes
-// bytes (both numbers in the message), kUnavailable when nobody listens there, kPermission, kLimit,
-// kSystem.
+// queue is full. Errors: kTimeout, those of CheckSocketPath, kUnavailable when nobody listens
+// there, kPermission, kLimit, kSystem.
 Result<UniqueFd> ConnectUnix(const std::string& path, TimePoint deadline = kNoDeadline);
 
 // Who is at the other end when it connected (SO_PEERCRED). pid is 0 when it lives in a PID
@@ -63,16 +59,6 @@ struct PeerCredentials {
   std::uint32_t gid = 0;
 };
 Result<PeerCredentials> GetPeerCredentials(int socket);
-
-// Where the daemon listens unless told otherwise: $MODELCACHE_SOCKET, else
-// $XDG_RUNTIME_DIR/modelcache/socket, else /run/modelcache/socket where that folder is writable by
-// this user or its socket may be written by this user, else /tmp/modelcache-<uid>/socket. Client
-// and daemon compute it alike. Errors: kInvalidArgument when the path is too long or not absolute.
-Result<std::string> DefaultSocketPath();
-
-// kInvalidArgument with both numbers when `path` is longer than a socket address can hold, or
-// empty.
-Result<void> CheckSocketPath(const std::string& path);
 
 // Inode number of this process's PID namespace; 0 when procfs does not tell.
 std::uint64_t PidNamespace();

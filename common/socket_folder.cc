@@ -1,19 +1,60 @@
-// mkdir, then lstat: the rule holds for what is there, whoever made it.
+// The path from the environment. For the folder mkdir, then lstat: the rule holds for what is
+// there, whoever made it.
 #include "common/socket_folder.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <utility>
 
 namespace modelcache {
 namespace {
+
+constexpr char kSystemFolder[] = "/run/modelcache";
+
+bool MayUseSystemFolder() {
+  const std::string socket = std::string(kSystemFolder) + "/socket";
+  return ::access(kSystemFolder, W_OK | X_OK) == 0 || ::access(socket.c_str(), W_OK) == 0;
+}
+
+std::string DefaultSocketFolder() {
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+      runtime != nullptr && *runtime != '\0') {
+    return std::string(runtime) + "/modelcache";
+  }
+  return MayUseSystemFolder() ? kSystemFolder : "/tmp/modelcache-" + std::to_string(::getuid());
+}
 
 Error Refused(const std::string& folder, const std::string& why) {
   return Error{ErrorCode::kPermission, "the socket's folder " + folder + " " + why, 0};
 }
 
 }  // namespace
+
+Result<std::string> DefaultSocketPath() {
+  const char* told = std::getenv("MODELCACHE_SOCKET");
+  std::string path =
+      told != nullptr && *told != '\0' ? std::string(told) : DefaultSocketFolder() + "/socket";
+  if (auto checked = CheckSocketPath(path); !checked.ok()) {
+    return std::move(checked).error();
+  }
+  return path;
+}
+
+Result<void> CheckSocketPath(const std::string& path) {
+  if (path.empty()) {
+    return Error{ErrorCode::kInvalidArgument, "socket path is empty", 0};
+  }
+  if (path.size() > kMaxSocketPathBytes) {
+    return Error{ErrorCode::kInvalidArgument,
+                 "socket path has " + std::to_string(path.size()) + " bytes, limit " +
+                     std::to_string(kMaxSocketPathBytes) + ": " + path,
+                 0};
+  }
+  return {};
+}
 
 std::string FolderOf(const std::string& path) {
   const std::size_t slash = path.rfind('/');

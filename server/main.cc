@@ -10,7 +10,7 @@
 #include <memory>
 #include <utility>
 
-#include "common/socket.h"
+#include "common/socket_folder.h"
 #include "server/config.h"
 #include "server/daemon.h"
 #include "server/notify.h"

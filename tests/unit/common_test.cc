@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <string>
 
 #include "common/checked_math.h"
@@ -176,26 +175,8 @@ TEST_CASE("Socket: an empty socket would block, a closed one says so", "[unit]")
   CHECK(SendSome(pair->second.get(), Bytes("x"), {}).error().code == ErrorCode::kUnavailable);
 }
 
-TEST_CASE("Socket: a path of 107 bytes is accepted, 108 is refused with both numbers", "[unit]") {
-  CHECK(CheckSocketPath(std::string(107, 'a')).ok());
-  const auto refused = CheckSocketPath(std::string(108, 'a'));
-  REQUIRE_FALSE(refused.ok());
-  CHECK_THAT(refused.error().message, Contains("108 bytes, limit 107"));
-  CHECK_FALSE(CheckSocketPath("").ok());
-}
-
 TEST_CASE("Socket: nobody listening is kUnavailable", "[unit]") {
   CHECK(ConnectUnix("/nonexistent/socket").error().code == ErrorCode::kUnavailable);
-}
-
-TEST_CASE("Socket: the default path follows the environment", "[unit]") {
-  REQUIRE(::setenv("MODELCACHE_SOCKET", "/x/socket", 1) == 0);
-  CHECK(DefaultSocketPath().value() == "/x/socket");
-  REQUIRE(::unsetenv("MODELCACHE_SOCKET") == 0);
-  REQUIRE(::setenv("XDG_RUNTIME_DIR", "/run/user/7", 1) == 0);
-  CHECK(DefaultSocketPath().value() == "/run/user/7/modelcache/socket");
-  REQUIRE(::setenv("XDG_RUNTIME_DIR", ("/" + std::string(200, 'd')).c_str(), 1) == 0);
-  CHECK(DefaultSocketPath().error().code == ErrorCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-// Which folders a socket may lie in.
+// Where a socket lies, and which folders it may lie in.
 #include "common/socket_folder.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 
 #include "tests/support/catch.h"
@@ -61,4 +62,23 @@ TEST_CASE("SocketFolder: the folder of a path", "[unit]") {
   CHECK(FolderOf("socket") == ".");
   CHECK(FolderOf("/socket") == "/");
   CHECK(FolderOf("/run/x/socket") == "/run/x");
+}
+
+TEST_CASE("SocketFolder: a path of 107 bytes is accepted, 108 is refused with both numbers",
+          "[unit]") {
+  CHECK(CheckSocketPath(std::string(107, 'a')).ok());
+  const auto refused = CheckSocketPath(std::string(108, 'a'));
+  REQUIRE_FALSE(refused.ok());
+  CHECK_THAT(refused.error().message, Contains("108 bytes, limit 107"));
+  CHECK_FALSE(CheckSocketPath("").ok());
+}
+
+TEST_CASE("SocketFolder: the default path follows the environment", "[unit]") {
+  REQUIRE(::setenv("MODELCACHE_SOCKET", "/x/socket", 1) == 0);
+  CHECK(DefaultSocketPath().value() == "/x/socket");
+  REQUIRE(::unsetenv("MODELCACHE_SOCKET") == 0);
+  REQUIRE(::setenv("XDG_RUNTIME_DIR", "/run/user/7", 1) == 0);
+  CHECK(DefaultSocketPath().value() == "/run/user/7/modelcache/socket");
+  REQUIRE(::setenv("XDG_RUNTIME_DIR", ("/" + std::string(200, 'd')).c_str(), 1) == 0);
+  CHECK(DefaultSocketPath().error().code == ErrorCode::kInvalidArgument);
 }
