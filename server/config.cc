@@ -1,18 +1,22 @@
 // CLI11 options, sizes, memory limits.
 #include "server/config.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
+#include "common/socket_folder.h"
 #include "proto/version.h"
 
 namespace modelcache {
@@ -215,7 +219,22 @@ std::string DefaultLoaderPath() {
     return {};
   }
   const std::string program(path.data(), static_cast<std::size_t>(got));
-  return program.substr(0, program.rfind('/') + 1) + "modelcached-loader";
+  return FolderOf(program) + "/modelcached-loader";
+}
+
+Result<void> CheckLoader(const std::string& path) {
+  struct stat status = {};
+  std::string why;
+  if (::stat(path.c_str(), &status) != 0) {
+    why = std::generic_category().message(errno);
+  } else if (!S_ISREG(status.st_mode)) {
+    why = "not a regular file";
+  } else if (::access(path.c_str(), X_OK) != 0) {
+    why = "not executable by this user";
+  } else {
+    return {};
+  }
+  return Invalid("--loader: " + path + ": " + why);
 }
 
 ParsedConfig ParseConfig(int argc, const char* const* argv, std::uint64_t memory_bytes) {

@@ -48,4 +48,8 @@ std::uint64_t UsableMemoryBytes(const std::string& root);
 // The loader beside the running program: same folder. Empty when that cannot be told.
 std::string DefaultLoaderPath();
 
+// Whether `path` is a program this process may run: the first cold load would be too late to learn
+// it. Errors: kInvalidArgument naming the path.
+Result<void> CheckLoader(const std::string& path);
+
 }  // namespace modelcache

@@ -50,6 +50,11 @@ modelcache::Result<modelcache::SocketPlace> TakeSocket(const std::string& wanted
   return modelcache::SocketPlace::Bind(*path);
 }
 
+int Refuse(const modelcache::Error& error) {
+  (void)std::fprintf(stderr, "modelcached: %s\n", error.message.c_str());
+  return error.code == modelcache::ErrorCode::kInvalidArgument ? kUsage : kRefused;
+}
+
 int Main(int argc, char** argv) {
   OpenStandardDescriptors();
   (void)std::signal(SIGPIPE, SIG_IGN);
@@ -58,14 +63,16 @@ int Main(int argc, char** argv) {
     (void)std::fputs(parsed.text.c_str(), parsed.exit_code == 0 ? stdout : stderr);
     return parsed.exit_code;
   }
+  if (auto loader = modelcache::CheckLoader(parsed.config->loader); !loader.ok()) {
+    return Refuse(loader.error());
+  }
   spdlog::set_default_logger(std::make_shared<spdlog::logger>(
       "modelcached", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
   spdlog::set_level(spdlog::level::from_str(parsed.config->log_level));
   auto notifier = modelcache::Notifier::FromEnvironment();
   auto place = TakeSocket(parsed.config->socket);
   if (!place.ok()) {
-    (void)std::fprintf(stderr, "modelcached: %s\n", place.error().message.c_str());
-    return place.error().code == modelcache::ErrorCode::kInvalidArgument ? kUsage : kRefused;
+    return Refuse(place.error());
   }
   modelcache::Daemon daemon(std::move(*parsed.config), std::move(*place), std::move(notifier));
   daemon.Run();

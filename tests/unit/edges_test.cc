@@ -75,6 +75,18 @@ TEST_CASE("Config: defaults, options and usage errors", "[unit]") {
   CHECK_THAT(version.text, Contains("modelcached"));
 }
 
+TEST_CASE("Config: the loader is a program this user may run", "[unit]") {
+  TempDir folder;
+  const std::string program = folder.Write("loader", "#!/bin/sh\n");
+  const auto message = [](const std::string& path) { return CheckLoader(path).error().message; };
+  CHECK_THAT(message(program), Contains("--loader: " + program + ": not executable"));
+  CHECK(CheckLoader(program).error().code == ErrorCode::kInvalidArgument);
+  REQUIRE(::chmod(program.c_str(), 0700) == 0);
+  CHECK(CheckLoader(program).ok());
+  CHECK_THAT(message(folder.path()), Contains("not a regular file"));
+  CHECK_THAT(message(program + "x"), Contains("No such file"));
+}
+
 TEST_CASE("Config: a file sets options, the command line wins", "[unit]") {
   TempDir folder;
   const std::string file = folder.Write("config.ini", "memory-budget=\"32MiB\"\nmax-clients=5\n");
@@ -277,7 +289,8 @@ TEST_CASE("SocketPlace: of twenty daemons started at once exactly one stays", "[
   for (int round = 0; round < 3; ++round) {
     std::list<Program> daemons;
     for (int i = 0; i < 20; ++i) {
-      daemons.emplace_back(std::vector<std::string>{MODELCACHE_DAEMON, "--socket", path},
+      daemons.emplace_back(std::vector<std::string>{MODELCACHE_DAEMON, "--socket", path, "--loader",
+                                                    MODELCACHE_FAKE_LOADER},
                            folder / "log");
     }
     std::size_t running = daemons.size();
