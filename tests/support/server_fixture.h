@@ -35,6 +35,9 @@ const Body* SentBody(const Actions& actions) {
   return nullptr;
 }
 
+// The first refusal sent to a client, or nullptr.
+inline const ErrorReply* Refusal(const Actions& actions) { return SentBody<ErrorReply>(actions); }
+
 struct ServerFixture {
   explicit ServerFixture(std::uint64_t budget_bytes = 1000, JobLimits job_limits = {})
       : dispatcher(budget_bytes, planner, job_limits, DaemonFacts{42, "/run/x", clock.Now()}) {}
@@ -43,6 +46,7 @@ struct ServerFixture {
   LruPlanner planner;
   Dispatcher dispatcher;
   std::uint8_t last_arena = 0;
+  std::uint32_t last_request = 1000;
 
   static FileStat Stat(std::uint64_t inode, std::uint64_t size_bytes = 72) {
     return FileStat{1, inode, size_bytes, 1000, 2000};
@@ -54,8 +58,12 @@ struct ServerFixture {
     return request;
   }
 
+  // `request_id` 0: a fresh one.
   Actions Open(std::uint64_t session, const OpenRequest& request, const FileStat& stat,
-               std::uint32_t request_id = 1) {
+               std::uint32_t request_id = 0) {
+    if (request_id == 0) {
+      request_id = ++last_request;
+    }
     std::vector<OpenedFile> files;
     files.push_back({UniqueFd(), stat});
     return dispatcher.OnOpen({SessionId{session}, request_id}, request, std::move(files),

@@ -1,4 +1,4 @@
-// Dispatcher and jobs, action by action.
+// Requests, one by one: what is opened, asked and told.
 #include "server/dispatcher.h"
 
 #include "tests/support/catch.h"
@@ -6,11 +6,6 @@
 
 namespace modelcache {
 namespace {
-
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-const ErrorReply* Refusal(const Actions& actions) { return SentBody<ErrorReply>(actions); }
 
 TEST_CASE("Dispatcher: a cold load goes from open to reply", "[unit]") {
   ServerFixture f;
@@ -146,134 +141,6 @@ TEST_CASE("Dispatcher: a job failure is told at once and the process killed", "[
   CHECK(Only<SendToClient>(f.Exit(job)).empty());
 }
 
-TEST_CASE("Dispatcher: the last waiter's end cancels the load", "[unit]") {
-  ServerFixture f;
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
-  (void)f.Open(2, f.Request("/m"), f.Stat(1));
-  (void)f.Create(f.Reserve(job, 500));
-  f.dispatcher.OnConnected();
-  f.dispatcher.OnConnected();
-  CHECK(Only<CancelJob>(f.dispatcher.OnDisconnected(SessionId{1}, f.clock.Now())).empty());
-  const Actions last = f.dispatcher.OnDisconnected(SessionId{2}, f.clock.Now());
-  REQUIRE(Only<CancelJob>(last).size() == 1);
-  CHECK(Only<CancelJob>(last)[0]->job == job);
-  CHECK(f.Status().loading == 0);
-  CHECK(Only<CloseArenas>(f.Exit(job)).size() == 1);
-  CHECK(f.dispatcher.job_count() == 0);
-}
-
-TEST_CASE("Dispatcher: a withdrawn open is forgotten while its session lives", "[unit]") {
-  ServerFixture f;
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1), 5));
-  (void)f.Open(1, f.Request("/m"), f.Stat(1), 6);
-  (void)f.Open(2, f.Request("/m"), f.Stat(1), 5);
-  CHECK(f.dispatcher.OnCancel({SessionId{1}, 5}, f.clock.Now()).empty());
-  CHECK(f.dispatcher.OnCancel({SessionId{1}, 5}, f.clock.Now()).empty());  // once more
-  CHECK(f.dispatcher.OnCancel({SessionId{2}, 5}, f.clock.Now()).empty());
-  const Actions last = f.dispatcher.OnCancel({SessionId{1}, 6}, f.clock.Now());
-  REQUIRE(Only<CancelJob>(last).size() == 1);
-  CHECK(Only<CancelJob>(last)[0]->job == job);
-  CHECK(Only<SendToClient>(last).empty());
-  CHECK(f.Status().loading == 0);
-}
-
-TEST_CASE("Dispatcher: a withdrawn open gets no answer, the others do", "[unit]") {
-  ServerFixture f;
-  OpenRequest hasty = f.Request("/m");
-  hasty.timeout_ms = 100;
-  const JobId job = f.StartedJob(f.Open(1, hasty, f.Stat(1), 5));
-  (void)f.Open(2, f.Request("/m"), f.Stat(1), 9);
-  CHECK(f.dispatcher.OnCancel({SessionId{1}, 5}, f.clock.Now()).empty());
-  f.clock.Advance(milliseconds(200));
-  CHECK(f.dispatcher.OnTick(f.clock.Now()).empty());
-  const Actions sealed = f.Load(job, 100);
-  REQUIRE(Only<SendToClient>(sealed).size() == 1);
-  CHECK(Only<SendToClient>(sealed)[0]->request_id == 9);
-  CHECK(f.Status().leases == 1);
-}
-
-TEST_CASE("Dispatcher: a session may wait for a bounded number of answers", "[unit]") {
-  JobLimits limits;
-  limits.max_waiting_per_session = 2;
-  ServerFixture f(1000, limits);
-  const ModelId resident = f.Resident("/r", f.Stat(9), 10);
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1), 1));
-  (void)f.Open(1, f.Request("/a"), f.Stat(1), 2);
-  const Actions third = f.Open(1, f.Request("/b"), f.Stat(2), 3);
-  REQUIRE(Refusal(third) != nullptr);
-  CHECK(Refusal(third)->code == ErrorCode::kLimit);
-  CHECK_THAT(Refusal(third)->message, Contains("2 requests") && Contains("limit 2"));
-  const Actions verify = f.dispatcher.OnVerify({SessionId{1}, 4}, {resident.Hex()}, f.clock.Now());
-  REQUIRE(Refusal(verify) != nullptr);
-  CHECK(Refusal(verify)->code == ErrorCode::kLimit);
-  CHECK(f.StartedJob(f.Open(2, f.Request("/b"), f.Stat(2))).value != 0);  // another session
-  (void)f.Load(job, 100);
-  CHECK(Refusal(f.Open(1, f.Request("/b"), f.Stat(2), 5)) == nullptr);
-}
-
-TEST_CASE("Dispatcher: every way a wait ends makes room for another", "[unit]") {
-  JobLimits limits;
-  limits.max_waiting_per_session = 1;
-  ServerFixture f(1000, limits);
-  OpenRequest hasty = f.Request("/a");
-  hasty.timeout_ms = 100;
-  const JobId job = f.StartedJob(f.Open(1, hasty, f.Stat(1), 1));
-  REQUIRE(Refusal(f.Open(1, f.Request("/b"), f.Stat(2), 2)) != nullptr);
-  SECTION("its deadline") {
-    f.clock.Advance(milliseconds(100));
-    (void)f.dispatcher.OnTick(f.clock.Now());
-  }
-  SECTION("a failure") {
-    (void)f.dispatcher.OnLoaderFailed(job, Error{ErrorCode::kBadFile, "x", 0}, f.clock.Now());
-  }
-  SECTION("its withdrawal") { (void)f.dispatcher.OnCancel({SessionId{1}, 1}, f.clock.Now()); }
-  SECTION("its answer") { (void)f.Load(job, 10); }
-  SECTION("the end of the session") {
-    f.dispatcher.OnConnected();
-    (void)f.dispatcher.OnDisconnected(SessionId{1}, f.clock.Now());
-  }
-  CHECK(Refusal(f.Open(1, f.Request("/b"), f.Stat(2), 3)) == nullptr);
-}
-
-TEST_CASE("Dispatcher: a session may hold a bounded number of leases", "[unit]") {
-  JobLimits limits;
-  limits.max_leases_per_session = 2;
-  ServerFixture f(1000, limits);
-  f.Resident("/m", f.Stat(1), 100);
-  const Actions first = f.Open(1, f.Request("/m"), f.Stat(1), 1);
-  REQUIRE(SentBody<OpenReply>(first) != nullptr);
-  (void)f.Open(1, f.Request("/m"), f.Stat(1), 2);
-  const Actions third = f.Open(1, f.Request("/m"), f.Stat(1), 3);
-  REQUIRE(Refusal(third) != nullptr);
-  CHECK(Refusal(third)->code == ErrorCode::kLimit);
-  CHECK_THAT(Refusal(third)->message, Contains("2 leases") && Contains("limit 2"));
-  CHECK(SentBody<OpenReply>(f.Open(2, f.Request("/m"), f.Stat(1), 1)) != nullptr);
-  (void)f.dispatcher.OnRelease(SessionId{1}, {SentBody<OpenReply>(first)->lease}, f.clock.Now());
-  CHECK(SentBody<OpenReply>(f.Open(1, f.Request("/m"), f.Stat(1), 4)) != nullptr);
-}
-
-TEST_CASE("Dispatcher: queued loads hold a bounded number of descriptors", "[unit]") {
-  JobLimits limits;
-  limits.max_running = 1;
-  limits.max_queued_descriptors = 2;
-  ServerFixture f(1000, limits);
-  const JobId running = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1)));
-  CHECK(f.Open(2, f.Request("/b"), f.Stat(2)).size() == 1);  // a note: it queues
-  CHECK(f.Open(3, f.Request("/c"), f.Stat(3)).size() == 1);
-  const Actions fourth = f.Open(4, f.Request("/d"), f.Stat(4));
-  REQUIRE(Refusal(fourth) != nullptr);
-  CHECK(Refusal(fourth)->code == ErrorCode::kLimit);
-  CHECK_THAT(Refusal(fourth)->message, Contains("3 descriptors") && Contains("together 2"));
-  CHECK(f.Status().misses == 3);
-  f.dispatcher.OnConnected();
-  (void)f.dispatcher.OnDisconnected(SessionId{3}, f.clock.Now());  // leaves the queue
-  CHECK(Refusal(f.Open(4, f.Request("/d"), f.Stat(4))) == nullptr);
-  CHECK(Refusal(f.Open(5, f.Request("/e"), f.Stat(5))) != nullptr);
-  (void)f.Load(running, 10);
-  CHECK(f.StartedJob(f.Exit(running)).value != 0);  // the next one starts
-  CHECK(Refusal(f.Open(5, f.Request("/e"), f.Stat(5))) == nullptr);
-}
-
 TEST_CASE("Dispatcher: two indexes in one folder both stay hits", "[unit]") {
   ServerFixture f;
   const auto open = [&](const std::string& index, std::uint64_t inode) {
@@ -319,28 +186,6 @@ TEST_CASE("Dispatcher: a pin outlives loads that fail", "[unit]") {
   }
 }
 
-TEST_CASE("Dispatcher: a verifier that does not exit is ended, and its askers have deadlines",
-          "[unit]") {
-  ServerFixture f;
-  f.Resident("/m", f.Stat(1), 100);
-  const JobId job =
-      f.StartedJob(f.dispatcher.OnVerify({SessionId{1}, 3}, {"/m", 100}, f.clock.Now()));
-  SECTION("after its answer") {
-    (void)f.dispatcher.OnVerified(job, {}, f.clock.Now());
-    CHECK(f.dispatcher.NextDeadline() <= f.clock.Now() + seconds(10));
-    f.clock.Advance(seconds(10));
-    CHECK(Only<CancelJob>(f.dispatcher.OnTick(f.clock.Now())).size() == 1);
-  }
-  SECTION("before its answer") {
-    f.clock.Advance(milliseconds(100));
-    const Actions late = f.dispatcher.OnTick(f.clock.Now());
-    REQUIRE(Refusal(late) != nullptr);
-    CHECK(Refusal(late)->code == ErrorCode::kTimeout);
-    CHECK_THAT(Refusal(late)->message, Contains("verification"));
-    CHECK(Only<CancelJob>(late).size() == 1);
-  }
-}
-
 TEST_CASE("Dispatcher: the history of a load says how much was read", "[unit]") {
   ServerFixture f;
   const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
@@ -351,233 +196,6 @@ TEST_CASE("Dispatcher: the history of a load says how much was read", "[unit]") 
   const Actions why = f.dispatcher.OnWhy({SessionId{1}, 7}, {"/m"}, f.clock.Now());
   REQUIRE(SentBody<WhyReply>(why) != nullptr);
   CHECK_THAT(SentBody<WhyReply>(why)->history.back().reason, Contains("12345 bytes read"));
-}
-
-TEST_CASE("Dispatcher: a waiter whose deadline passes is told, the others wait on", "[unit]") {
-  ServerFixture f;
-  OpenRequest hasty = f.Request("/m");
-  hasty.timeout_ms = 100;
-  const JobId job = f.StartedJob(f.Open(1, hasty, f.Stat(1)));
-  (void)f.Open(2, f.Request("/m"), f.Stat(1));
-  CHECK(f.dispatcher.NextDeadline() == f.clock.Now() + milliseconds(100));
-  f.clock.Advance(milliseconds(99));
-  CHECK(f.dispatcher.OnTick(f.clock.Now()).empty());
-  f.clock.Advance(milliseconds(1));
-  const Actions late = f.dispatcher.OnTick(f.clock.Now());
-  REQUIRE(Refusal(late) != nullptr);
-  CHECK(Refusal(late)->code == ErrorCode::kTimeout);
-  CHECK(Only<CancelJob>(late).empty());
-  CHECK(Only<SendToClient>(f.Load(job, 10)).size() == 1);
-}
-
-TEST_CASE("Dispatcher: a load past its own deadline is killed", "[unit]") {
-  JobLimits limits;
-  limits.load_timeout = seconds(60);
-  ServerFixture f(1000, limits);
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
-  f.clock.Advance(seconds(60));
-  const Actions late = f.dispatcher.OnTick(f.clock.Now());
-  REQUIRE(Only<CancelJob>(late).size() == 1);
-  CHECK(Only<CancelJob>(late)[0]->job == job);
-  REQUIRE(Refusal(late) != nullptr);
-  CHECK(Refusal(late)->code == ErrorCode::kTimeout);
-  CHECK(f.dispatcher.NextDeadline() == kNoDeadline);
-}
-
-TEST_CASE("Dispatcher: a reservation waits until evicted memory is really back", "[unit]") {
-  ServerFixture f(1000);
-  f.Resident("/old", f.Stat(1), 600);
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/new"), f.Stat(2)));
-  const Actions reserved = f.Reserve(job, 700);
-  CHECK(Only<CreateArenas>(reserved).empty());
-  const auto closing = Only<CloseArenas>(reserved);
-  REQUIRE(closing.size() == 1);
-  CHECK(f.Status().evictions == 1);
-  const Actions room = f.dispatcher.OnArenaClosed(closing[0]->arenas[0], f.clock.Now());
-  CHECK(Only<CreateArenas>(room).size() == 1);
-}
-
-TEST_CASE("Dispatcher: what cannot fit is refused with both numbers", "[unit]") {
-  ServerFixture f(1000);
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
-  const Actions reserved = f.Reserve(job, 2000);
-  REQUIRE(Refusal(reserved) != nullptr);
-  CHECK(Refusal(reserved)->code == ErrorCode::kNoRoom);
-  CHECK_THAT(Refusal(reserved)->message, Contains("2000 bytes") && Contains("1000 bytes"));
-  CHECK(Only<CancelJob>(reserved).size() == 1);
-}
-
-TEST_CASE("Dispatcher: reservations are bounded, single and honest", "[unit]") {
-  ServerFixture f(1000);
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
-  ReserveRequest request;
-  SECTION("none") {}
-  SECTION("a charge above the size") { request.arenas = {{100, 101}}; }
-  SECTION("a sum that wraps") {
-    request.arenas = {{UINT64_MAX, UINT64_MAX}, {UINT64_MAX, UINT64_MAX}};
-  }
-  SECTION("more arenas than descriptors travel") { request.arenas.resize(254, {1, 1}); }
-  SECTION("an arena that was not offered") {
-    request.arenas = {{10, 10}};
-    request.borrowed.emplace_back();
-  }
-  const Actions reserved = f.dispatcher.OnReserve(job, 1, request, f.clock.Now());
-  CHECK(Refusal(reserved) != nullptr);
-  CHECK(Only<CreateArenas>(reserved).empty());
-  CHECK(Only<CancelJob>(reserved).size() == 1);
-}
-
-TEST_CASE("Dispatcher: two loads cannot be promised the same memory", "[unit]") {
-  ServerFixture f(1000);
-  const JobId one = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1)));
-  const JobId two = f.StartedJob(f.Open(1, f.Request("/b"), f.Stat(2)));
-  const Actions granted = f.Reserve(one, 700);
-  CHECK(Only<CreateArenas>(granted).size() == 1);
-  const Actions refused = f.Reserve(two, 700);  // the first one's arenas are not made yet
-  REQUIRE(Refusal(refused) != nullptr);
-  CHECK(Refusal(refused)->code == ErrorCode::kNoRoom);
-}
-
-TEST_CASE("Dispatcher: an invalid seal fails the load and frees the arenas", "[unit]") {
-  ServerFixture f;
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
-  (void)f.Create(f.Reserve(job, 100));
-  (void)f.dispatcher.OnCommit(job, 8, CommitRequest{});
-  const Actions sealed =
-      f.dispatcher.OnSealed(job, Error{ErrorCode::kCorrupt, "bad magic", 0}, f.clock.Now());
-  REQUIRE(Refusal(sealed) != nullptr);
-  CHECK(Refusal(sealed)->code == ErrorCode::kCorrupt);
-  CHECK(Only<CloseArenas>(f.Exit(job)).size() == 1);
-  CHECK(f.Status().entries == 0);
-}
-
-TEST_CASE("Dispatcher: pages beyond the promise need room of their own", "[unit]") {
-  ServerFixture f(1000);
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1)));
-  std::vector<ArenaId> own;
-  (void)f.Create(f.Reserve(job, 900), &own);
-  (void)f.dispatcher.OnCommit(job, 8, CommitRequest{});
-  SECTION("which there is") {
-    CHECK(SentBody<OpenReply>(f.dispatcher.OnSealed(job, f.Sealed(own, 950), f.clock.Now())) !=
-          nullptr);
-  }
-  SECTION("which there is not") {
-    const Actions sealed = f.dispatcher.OnSealed(job, f.Sealed(own, 1100), f.clock.Now());
-    REQUIRE(Refusal(sealed) != nullptr);
-    CHECK_THAT(Refusal(sealed)->message, Contains("filled 1100") && Contains("reserved 900"));
-  }
-}
-
-TEST_CASE("Dispatcher: equal storages are offered, borrowed and kept", "[unit]") {
-  JobLimits limits;
-  limits.collapse_from_bytes = UINT64_MAX;
-  ServerFixture f(1U << 20U, limits);
-  const std::uint64_t size = kMinSharedBytes;
-  f.Resident("/a", f.Stat(1), size);
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/b"), f.Stat(2)));
-  CandidatesRequest ask;
-  ask.storages = {{3, size, Digest{}}, {4, size + 1, Digest{}}};
-  const Actions offered = f.dispatcher.OnCandidates(job, 6, ask);
-  REQUIRE(Only<SendToLoader>(offered).size() == 1);
-  const auto& reply = std::get<CandidatesReply>(Only<SendToLoader>(offered)[0]->body);
-  REQUIRE(reply.candidates.size() == 1);
-  CHECK(reply.candidates[0].storage == 3);
-  CHECK(reply.candidates[0].offset_bytes == 64);
-  const ArenaId shared = reply.arenas.at(0).id;
-
-  std::vector<ArenaId> own;
-  (void)f.Create(f.Reserve(job, 100, {shared}), &own);
-  // The lender may go meanwhile: the job keeps the arena.
-  const Actions evicted = f.dispatcher.OnEvict({SessionId{1}, 9}, {"/a"}, f.clock.Now());
-  CHECK(Refusal(evicted) == nullptr);
-  CHECK(Only<CloseArenas>(evicted).empty());
-  (void)f.dispatcher.OnCommit(job, 8, CommitRequest{});
-  const Actions sealed =
-      f.dispatcher.OnSealed(job, f.Sealed(own, 50, {{shared, 64, size, Digest{}}}), f.clock.Now());
-  const OpenReply* opened = SentBody<OpenReply>(sealed);
-  REQUIRE(opened != nullptr);
-  REQUIRE(opened->arenas.size() == 2);
-  CHECK(opened->arenas[0].id == shared);  // borrowed first
-  CHECK(Only<CloseArenas>(f.Exit(job)).empty());
-  CHECK(f.Status().arena_bytes == size + 50);
-}
-
-TEST_CASE("Dispatcher: offers that are not taken are let go", "[unit]") {
-  ServerFixture f(1U << 20U);
-  f.Resident("/a", f.Stat(1), kMinSharedBytes);
-  const JobId job = f.StartedJob(f.Open(1, f.Request("/b"), f.Stat(2)));
-  CandidatesRequest ask;
-  ask.storages = {{0, kMinSharedBytes, Digest{}}};
-  (void)f.dispatcher.OnCandidates(job, 6, ask);
-  CHECK(Only<CloseArenas>(f.dispatcher.OnEvict({SessionId{1}, 9}, {"/a"}, f.clock.Now())).empty());
-  CHECK(Only<CloseArenas>(f.Reserve(job, 100)).size() == 1);
-}
-
-TEST_CASE("Dispatcher: huge pages are asked for when no load runs, and give way", "[unit]") {
-  JobLimits limits;
-  limits.collapse_from_bytes = 100;
-  ServerFixture f(1000, limits);
-  const JobId load = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1)));
-  CHECK(Only<StartJob>(f.Load(load, 200)).empty());
-  const Actions exited = f.Exit(load);
-  REQUIRE(Only<StartJob>(exited).size() == 1);
-  CHECK(Only<StartJob>(exited)[0]->request.kind == JobKind::kCollapse);
-  CHECK(Only<StartJob>(exited)[0]->request.arenas.size() == 1);
-  const JobId collapse = f.StartedJob(exited);
-
-  const Actions opened = f.Open(1, f.Request("/b"), f.Stat(2));
-  REQUIRE(Only<CancelJob>(opened).size() == 1);
-  CHECK(Only<CancelJob>(opened)[0]->job == collapse);
-  const JobId second = f.StartedJob(opened);
-  (void)f.dispatcher.OnLoaderExit(collapse, Error{ErrorCode::kLoaderFailed, "9", 0}, f.clock.Now());
-  (void)f.Load(second, 10);
-  const Actions resumed = f.Exit(second);
-  REQUIRE(Only<StartJob>(resumed).size() == 1);
-  CHECK(Only<StartJob>(resumed)[0]->request.kind == JobKind::kCollapse);
-  const Actions done = f.Exit(f.StartedJob(resumed));
-  CHECK(Only<MeasureArenas>(done).size() == 1);
-  CHECK(Only<SendToClient>(done).empty());
-}
-
-TEST_CASE("Dispatcher: evicting a model ends its huge-page job and frees the memory", "[unit]") {
-  JobLimits limits;
-  limits.collapse_from_bytes = 100;
-  ServerFixture f(1000, limits);
-  const JobId load = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1)));
-  (void)f.Load(load, 200);
-  const JobId collapse = f.StartedJob(f.Exit(load));
-  (void)f.dispatcher.OnDisconnected(SessionId{1}, f.clock.Now());
-
-  const Actions evicted = f.dispatcher.OnEvict({SessionId{2}, 9}, {"/a"}, f.clock.Now());
-  REQUIRE(Only<CancelJob>(evicted).size() == 1);
-  CHECK(Only<CancelJob>(evicted)[0]->job == collapse);
-  CHECK(Only<CloseArenas>(evicted).empty());
-  const Actions ended =
-      f.dispatcher.OnLoaderExit(collapse, Error{ErrorCode::kLoaderFailed, "9", 0}, f.clock.Now());
-  REQUIRE(Only<CloseArenas>(ended).size() == 1);
-  for (const ArenaId& arena : Only<CloseArenas>(ended)[0]->arenas) {
-    (void)f.dispatcher.OnArenaClosed(arena, f.clock.Now());
-  }
-  CHECK(f.dispatcher.Status(f.clock.Now()).resident_bytes == 0);
-}
-
-TEST_CASE("Dispatcher: a load may have the room of a model that is getting huge pages", "[unit]") {
-  JobLimits limits;
-  limits.collapse_from_bytes = 100;
-  ServerFixture f(1000, limits);
-  const JobId load = f.StartedJob(f.Open(1, f.Request("/a"), f.Stat(1)));
-  (void)f.Load(load, 700);
-  const JobId collapse = f.StartedJob(f.Exit(load));
-  (void)f.dispatcher.OnDisconnected(SessionId{1}, f.clock.Now());
-
-  const JobId second = f.StartedJob(f.Open(2, f.Request("/b"), f.Stat(2)));
-  CHECK(Only<CreateArenas>(f.Reserve(second, 600)).empty());
-  const Actions ended =
-      f.dispatcher.OnLoaderExit(collapse, Error{ErrorCode::kLoaderFailed, "9", 0}, f.clock.Now());
-  REQUIRE(Only<CloseArenas>(ended).size() == 1);
-  const Actions room =
-      f.dispatcher.OnArenaClosed(Only<CloseArenas>(ended)[0]->arenas.at(0), f.clock.Now());
-  CHECK(Only<CreateArenas>(room).size() == 1);
 }
 
 TEST_CASE("Dispatcher: verify holds the arenas and passes the answer on", "[unit]") {
@@ -596,20 +214,6 @@ TEST_CASE("Dispatcher: verify holds the arenas and passes the answer on", "[unit
   REQUIRE(SentBody<VerifyReply>(answered) != nullptr);
   CHECK(SentBody<VerifyReply>(answered)->ok);
   CHECK(Only<CloseArenas>(f.Exit(job)).size() == 1);
-}
-
-TEST_CASE("Dispatcher: progress goes to those who want it", "[unit]") {
-  ServerFixture f;
-  OpenRequest curious = f.Request("/m");
-  curious.want_progress = true;
-  const JobId job = f.StartedJob(f.Open(1, curious, f.Stat(1), 4));
-  (void)f.Open(2, f.Request("/m"), f.Stat(1));
-  const Actions told = f.dispatcher.OnLoaderProgress(job, {5, 10});
-  REQUIRE(Only<SendToClient>(told).size() == 1);
-  CHECK(Only<SendToClient>(told)[0]->session == SessionId{1});
-  CHECK(Only<SendToClient>(told)[0]->request_id == 4);
-  CHECK(Only<SendToClient>(told)[0]->flags == kFlagEvent);
-  CHECK(SentBody<ProgressEvent>(told)->done_bytes == 5);
 }
 
 TEST_CASE("Dispatcher: evict names leases, pin keeps, why tells the story", "[unit]") {
@@ -655,21 +259,6 @@ TEST_CASE("Dispatcher: why knows a model by path, name and id after it is gone",
     REQUIRE(SentBody<WhyReply>(why) != nullptr);
     CHECK(SentBody<WhyReply>(why)->history.back().event == "evict");
   }
-}
-
-TEST_CASE("Dispatcher: a reservation behind one that fails goes on", "[unit]") {
-  ServerFixture f(1000);
-  f.Resident("/old", f.Stat(1), 600);
-  const JobId large = f.StartedJob(f.Open(1, f.Request("/large"), f.Stat(2)));
-  const JobId small = f.StartedJob(f.Open(2, f.Request("/small"), f.Stat(3)));
-  const auto closing = Only<CloseArenas>(f.Reserve(large, 900));
-  REQUIRE(closing.size() == 1);
-  CHECK(Only<CreateArenas>(f.Reserve(small, 100)).empty());  // in line behind the large one
-  f.dispatcher.OnConnected();
-  CHECK(Only<CancelJob>(f.dispatcher.OnDisconnected(SessionId{1}, f.clock.Now())).size() == 1);
-  const Actions exited = f.Exit(large);
-  REQUIRE(Only<CreateArenas>(exited).size() == 1);
-  CHECK(Only<CreateArenas>(exited)[0]->job == small);
 }
 
 TEST_CASE("Dispatcher: opens that no daemon could accept are refused", "[unit]") {
@@ -734,16 +323,6 @@ TEST_CASE("Dispatcher: stopping refuses waiters, kills loaders and takes no more
   REQUIRE(Refusal(stopped) != nullptr);
   CHECK(Refusal(stopped)->code == ErrorCode::kUnavailable);
   CHECK(Refusal(f.Open(1, f.Request("/m"), f.Stat(1)))->code == ErrorCode::kUnavailable);
-}
-
-TEST_CASE("Dispatcher: metrics have a line for every figure", "[unit]") {
-  ServerFixture f;
-  f.Resident("/m", f.Stat(1), 100);
-  const std::string text = f.dispatcher.MetricsText(f.clock.Now());
-  CHECK_THAT(text, Contains("modelcache_resident_bytes 100\n"));
-  CHECK_THAT(text, Contains("modelcache_misses_total{reason=\"never_loaded\"} 1\n"));
-  CHECK_THAT(text, Contains("# TYPE modelcache_hits_total counter\n"));
-  CHECK(text.back() == '\n');
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 # Tests of the daemon's logic and edges.
 modelcache_test(server_logic_test LABEL unit
-  SOURCES calls_test.cc catalog_test.cc dispatcher_test.cc planner_test.cc
+  SOURCES
+    catalog_test.cc dispatcher_memory_test.cc dispatcher_test.cc dispatcher_waiting_test.cc
+    metrics_test.cc planner_test.cc
   LIBS modelcache_server)
 
 # A loader that does what the file it is given says, so that tests need no real one.
