@@ -109,6 +109,10 @@ class Catalog {
   bool Release(SessionId session, LeaseId lease, TimePoint now);
   // Ends the lease this open of the session got. False when there is none.
   bool ReleaseOf(SessionId session, std::uint32_t request_id, TimePoint now);
+  // The number is used for another request: a lease it got before is none of that one's.
+  void ForgetRequest(SessionId session, std::uint32_t request_id) {
+    lease_of_request_.erase(std::pair(session, request_id));
+  }
   void EndSession(SessionId session, TimePoint now);
 
   // Makes a model resident; it becomes a user of all its arenas. REQUIRES that they live and that

@@ -116,8 +116,14 @@ std::optional<Error> Dispatcher::CheckOpen(const OpenRequest& request,
   return CheckText("the name of the model", request.name);
 }
 
-std::optional<Error> Dispatcher::CheckSession(SessionId session) const {
-  const std::size_t waiting = jobs_.WaitingCount(session);
+std::optional<Error> Dispatcher::CheckCaller(Caller from) const {
+  if (jobs_.IsWaiting(from.session, from.request_id)) {
+    return Error{ErrorCode::kProtocol,
+                 "request " + std::to_string(from.request_id) +
+                     " of this connection waits already; its number cannot be used again yet",
+                 0};
+  }
+  const std::size_t waiting = jobs_.WaitingCount(from.session);
   if (waiting >= limits_.max_waiting_per_session) {
     return Error{ErrorCode::kLimit,
                  std::to_string(waiting) + " requests of this connection wait for loaders, limit " +
@@ -125,7 +131,7 @@ std::optional<Error> Dispatcher::CheckSession(SessionId session) const {
                  0};
   }
   // Each that waits may become a lease.
-  const std::size_t leases = catalog_.LeaseCount(session) + waiting;
+  const std::size_t leases = catalog_.LeaseCount(from.session) + waiting;
   if (leases >= limits_.max_leases_per_session) {
     return Error{ErrorCode::kLimit,
                  "this connection has " + std::to_string(leases) + " leases, limit " +
@@ -138,13 +144,14 @@ std::optional<Error> Dispatcher::CheckSession(SessionId session) const {
 Actions Dispatcher::OnOpen(Caller from, const OpenRequest& request, std::vector<OpenedFile> files,
                            TimePoint now) {
   Actions out;
+  catalog_.ForgetRequest(from.session, from.request_id);
   std::optional<Error> error = CheckOpen(request, files.size());
   if (!error && request.call && !from.own_user) {
     error = Error{ErrorCode::kPermission,
                   "Python calls run as the daemon's user: another user may not have them made", 0};
   }
   if (!error) {
-    error = CheckSession(from.session);
+    error = CheckCaller(from);
   }
   if (error) {
     out.emplace_back(Refuse(from, MessageType::kOpen, *error));
@@ -230,9 +237,12 @@ void Dispatcher::BeginLoad(Waiter waiter, LoadSpec spec, TimePoint now, Actions&
 
 Actions Dispatcher::OnCancel(Caller from, TimePoint now) {
   Actions out;
-  jobs_.Withdraw(from.session, from.request_id, now, out);
-  // The answer may have been on its way already, to a client that reads it late or never.
-  (void)catalog_.ReleaseOf(from.session, from.request_id, now);
+  if (jobs_.IsWaiting(from.session, from.request_id)) {
+    jobs_.Withdraw(from.session, from.request_id, now, out);
+  } else {
+    // The answer may have been on its way already, to a client that reads it late or never.
+    (void)catalog_.ReleaseOf(from.session, from.request_id, now);
+  }
   return Finish(std::move(out));
 }
 
@@ -366,8 +376,9 @@ Actions Dispatcher::OnPin(Caller from, const PinRequest& request, TimePoint now)
 
 Actions Dispatcher::OnVerify(Caller from, const ModelRequest& request, TimePoint now) {
   Actions out;
+  catalog_.ForgetRequest(from.session, from.request_id);
   Result<ModelId> id = catalog_.Resolve(request.model);
-  std::optional<Error> error = CheckSession(from.session);
+  std::optional<Error> error = CheckCaller(from);
   if (!id.ok()) {
     error = id.error();
   } else if (stopping_) {

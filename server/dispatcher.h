@@ -52,7 +52,8 @@ class Dispatcher {
   // Requests of clients. `files` has one entry per descriptor that came along.
   Actions OnOpen(Caller from, const OpenRequest& request, std::vector<OpenedFile> files,
                  TimePoint now);
-  // Withdraws an open or a verify that is not answered yet; it gets no answer any more.
+  // Withdraws an open or a verify: one that waits gets no answer any more, and the lease of an
+  // answer that is on its way ends.
   Actions OnCancel(Caller from, TimePoint now);
   Actions OnRelease(SessionId session, const ReleaseRequest& request, TimePoint now);
   Actions OnArenaDescriptors(Caller from, const ArenaDescriptorsRequest& request);
@@ -98,7 +99,7 @@ class Dispatcher {
   Actions Finish(Actions actions);
   [[nodiscard]] std::optional<Error> CheckOpen(const OpenRequest& request,
                                                std::size_t descriptors) const;
-  [[nodiscard]] std::optional<Error> CheckSession(SessionId session) const;
+  [[nodiscard]] std::optional<Error> CheckCaller(Caller from) const;
   void OpenResident(const Waiter& waiter, const OpenRequest& request, const ModelId& id,
                     TimePoint now, Actions& out);
   void OpenByName(const Waiter& waiter, const OpenRequest& request, TimePoint now, Actions& out);

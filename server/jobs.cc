@@ -80,12 +80,14 @@ void Jobs::AddWaiter(Job& job, Waiter waiter) {
   if (waiter.deadline != kNoDeadline) {
     deadlines_.insert({waiter.deadline, job.id, waiter.session, waiter.request_id});
   }
-  ++waiting_[waiter.session];
+  waiting_[waiter.session].insert(waiter.request_id);
   job.waiters.push_back(std::move(waiter));
 }
 
 void Jobs::CountOut(const Job& job, const Waiter& waiter) {
-  if (auto found = waiting_.find(waiter.session); --found->second == 0) {
+  auto found = waiting_.find(waiter.session);
+  found->second.erase(waiter.request_id);
+  if (found->second.empty()) {
     waiting_.erase(found);
   }
   deadlines_.erase({waiter.deadline, job.id, waiter.session, waiter.request_id});
@@ -186,7 +188,12 @@ std::optional<Error> Jobs::CheckQueue(std::size_t descriptors) const {
 
 std::size_t Jobs::WaitingCount(SessionId session) const {
   auto found = waiting_.find(session);
-  return found == waiting_.end() ? 0 : found->second;
+  return found == waiting_.end() ? 0 : found->second.size();
+}
+
+bool Jobs::IsWaiting(SessionId session, std::uint32_t request_id) const {
+  auto found = waiting_.find(session);
+  return found != waiting_.end() && found->second.contains(request_id);
 }
 
 void Jobs::Load(LoadSpec spec, Waiter waiter, TimePoint now, Actions& out) {

@@ -84,6 +84,7 @@ class Jobs {
   [[nodiscard]] std::optional<Error> CheckQueue(std::size_t descriptors) const;
   // Requests of a session that wait for a job.
   [[nodiscard]] std::size_t WaitingCount(SessionId session) const;
+  [[nodiscard]] bool IsWaiting(SessionId session, std::uint32_t request_id) const;
 
   // Forgets a waiter, if it still waits; a load nobody waits for any more is cancelled.
   void Withdraw(SessionId session, std::uint32_t request_id, TimePoint now, Actions& out);
@@ -199,7 +200,7 @@ class Jobs {
   std::unordered_map<ModelId, JobId> loading_;
   std::deque<JobId> queue_;  // loads and verifications that wait for a place
   std::size_t queued_descriptors_ = 0;
-  std::unordered_map<SessionId, std::size_t> waiting_;
+  std::unordered_map<SessionId, std::set<std::uint32_t>> waiting_;  // request ids
   std::deque<ModelId> to_collapse_;
   JobId collapse_;                    // the running one; 0 when none
   std::deque<JobId> reserving_;       // granted in this order

@@ -205,5 +205,94 @@ TEST_CASE("Dispatcher: progress goes to those who want it", "[unit]") {
   CHECK(SentBody<ProgressEvent>(told)->done_bytes == 5);
 }
 
+// One waiter with a deadline of 100 ms, its load in the state of the section.
+TEST_CASE("Dispatcher: no waiter outlives its deadline, whatever its load does", "[unit]") {
+  JobLimits limits;
+  limits.max_running = 1;
+  ServerFixture f(1000, limits);
+  OpenRequest hasty = f.Request("/m");
+  hasty.timeout_ms = 100;
+  std::vector<ArenaId> own;
+  SECTION("it queues") {
+    (void)f.Open(2, f.Request("/first"), f.Stat(2));
+    (void)f.Open(1, hasty, f.Stat(1), 5);
+  }
+  SECTION("it reads") { (void)f.Open(1, hasty, f.Stat(1), 5); }
+  SECTION("it waits for memory") {
+    f.Resident("/old", f.Stat(9), 600);
+    const JobId job = f.StartedJob(f.Open(1, hasty, f.Stat(1), 5));
+    REQUIRE(Only<CloseArenas>(f.Reserve(job, 700)).size() == 1);
+  }
+  SECTION("it fills") {
+    const JobId job = f.StartedJob(f.Open(1, hasty, f.Stat(1), 5));
+    (void)f.Create(f.Reserve(job, 700));
+  }
+  SECTION("it is being sealed") {
+    const JobId job = f.StartedJob(f.Open(1, hasty, f.Stat(1), 5));
+    (void)f.Create(f.Reserve(job, 700), &own);
+    (void)f.dispatcher.OnCommit(job, 8, CommitRequest{});
+  }
+  CHECK(f.dispatcher.NextDeadline() == f.clock.Now() + milliseconds(100));
+  f.clock.Advance(milliseconds(100));
+  const Actions late = f.dispatcher.OnTick(f.clock.Now());
+  REQUIRE(Refusal(late) != nullptr);
+  CHECK(Refusal(late)->code == ErrorCode::kTimeout);
+  CHECK(Only<SendToClient>(late)[0]->request_id == 5);
+  CHECK(f.dispatcher.OnTick(f.clock.Now()).empty());
+}
+
+TEST_CASE("Dispatcher: the number of a request that waits cannot be used again", "[unit]") {
+  // Two waiters of one number would share a deadline, and one of them would never be told.
+  ServerFixture f;
+  OpenRequest hasty = f.Request("/m");
+  hasty.timeout_ms = 100;
+  (void)f.Open(1, hasty, f.Stat(1), 5);
+  const Actions twice = f.Open(1, hasty, f.Stat(1), 5);
+  REQUIRE(Refusal(twice) != nullptr);
+  CHECK(Refusal(twice)->code == ErrorCode::kProtocol);
+  f.clock.Advance(milliseconds(100));
+  const Actions late = f.dispatcher.OnTick(f.clock.Now());
+  CHECK(Only<SendToClient>(late).size() == 1);
+  CHECK(Only<CancelJob>(late).size() == 1);
+  CHECK(Refusal(f.Open(1, hasty, f.Stat(1), 5)) == nullptr);  // answered: free again
+}
+
+TEST_CASE("Dispatcher: a cancel that crosses the answer ends the lease", "[unit]") {
+  ServerFixture f;
+  SECTION("of a cold load") {
+    (void)f.Load(f.StartedJob(f.Open(1, f.Request("/m"), f.Stat(1), 5)), 9);
+  }
+  SECTION("of a hit") {
+    f.Resident("/m", f.Stat(1), 100);
+    (void)f.Open(1, f.Request("/m"), f.Stat(1), 5);
+  }
+  REQUIRE(f.Status().leases == 1);
+  (void)f.dispatcher.OnCancel({SessionId{2}, 5}, f.clock.Now());
+  (void)f.dispatcher.OnCancel({SessionId{1}, 6}, f.clock.Now());
+  CHECK(f.Status().leases == 1);
+  (void)f.dispatcher.OnCancel({SessionId{1}, 5}, f.clock.Now());
+  CHECK(f.Status().leases == 0);
+  (void)f.dispatcher.OnCancel({SessionId{1}, 5}, f.clock.Now());  // once more
+  CHECK(Refusal(f.dispatcher.OnEvict({SessionId{2}, 1}, {"/m"}, f.clock.Now())) == nullptr);
+}
+
+TEST_CASE("Dispatcher: a cancel spares the lease an earlier request of its number got", "[unit]") {
+  ServerFixture f;
+  f.Resident("/m", f.Stat(1), 100);
+  (void)f.Open(1, f.Request("/m"), f.Stat(1), 5);
+  SECTION("the later one is refused") {
+    OpenRequest odd = f.Request("/m");
+    odd.format = "gguf";
+    REQUIRE(Refusal(f.Open(1, odd, f.Stat(1), 5)) != nullptr);
+  }
+  SECTION("the later one waits") { (void)f.Open(1, f.Request("/n"), f.Stat(2), 5); }
+  SECTION("the later one is a verify") {
+    const Actions asked = f.dispatcher.OnVerify({SessionId{1}, 5}, {"/m"}, f.clock.Now());
+    (void)f.dispatcher.OnVerified(f.StartedJob(asked), {}, f.clock.Now());
+  }
+  (void)f.dispatcher.OnCancel({SessionId{1}, 5}, f.clock.Now());
+  CHECK(f.Status().leases == 1);
+}
+
 }  // namespace
 }  // namespace modelcache
