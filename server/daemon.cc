@@ -133,9 +133,10 @@ Result<void> Daemon::OnConnection(UniqueFd& socket, const PeerCredentials& peer)
                  0};
   }
   if (sessions_.size() >= max_clients_) {
+    const bool few_descriptors = max_clients_ < config_.max_clients;
     return Error{ErrorCode::kLimit,
-                 std::to_string(sessions_.size()) +
-                     " clients are connected, the limit (--max-clients, RLIMIT_NOFILE)",
+                 "too many clients: limit " + std::to_string(max_clients_) +
+                     (few_descriptors ? " (RLIMIT_NOFILE)" : " (--max-clients)"),
                  0};
   }
   const SessionId id{++last_session_};
