@@ -81,6 +81,7 @@ Daemon::Daemon(Config config, SocketPlace place, Notifier notifier)
                 [this](UniqueFd& socket, const PeerCredentials& peer) {
                   return OnConnection(socket, peer);
                 }),
+      watch_(loop_, place_.path(), [this] { OnSocketChange(); }),
       signals_(loop_, SIGTERM, SIGINT),
       deadline_timer_(loop_),
       metrics_timer_(loop_),
@@ -101,6 +102,7 @@ void Daemon::Run() {
     }
   });
   listener_.Start();
+  WatchSocket();
   ArmMetrics();
   spdlog::info("serving {} with a memory budget of {} bytes, at most {} clients", place_.path(),
                config_.memory_budget_bytes, max_clients_);
@@ -188,8 +190,43 @@ void Daemon::OnLoaderExit(JobId job, const std::optional<Error>& error) {
 
 void Daemon::OnSignal() {
   spdlog::info("stopping on a signal");
+  Stop();
+}
+
+void Daemon::Stop() {
   Perform(dispatcher_.OnStop(Now()));
   BeginStop();
+}
+
+void Daemon::WatchSocket() {
+  if (!place_.has_file()) {
+    return;
+  }
+  if (auto watching = watch_.Start(); !watching.ok()) {
+    spdlog::warn("a removed socket file will not be noticed: {}", watching.error().message);
+  }
+}
+
+// Without its file no client finds this daemon. Its models are worth a new file; where it may not
+// have one, another daemon is to take its place.
+void Daemon::OnSocketChange() {
+  if (stopping_) {
+    return;
+  }
+  if (place_.Reachable()) {
+    WatchSocket();  // the folder may be another one
+    return;
+  }
+  const Result<UniqueFd> old_socket = place_.BindAgain();
+  if (!old_socket.ok()) {
+    spdlog::warn("stopping: the socket file {} was removed or replaced; {}", place_.path(),
+                 old_socket.error().message);
+    Stop();
+    return;
+  }
+  listener_.MoveTo(place_.fd());
+  WatchSocket();
+  spdlog::warn("the socket file {} was removed; it is there again", place_.path());
 }
 
 void Daemon::Perform(Actions actions) {
@@ -362,6 +399,7 @@ void Daemon::BeginStop() {
     spdlog::warn("service manager: {}", sent.error().message);
   }
   listener_.Stop();
+  watch_.Stop();
   stop_timer_.expires_after(kStopTimeout);
   stop_timer_.async_wait([this](const boost::system::error_code& error) {
     if (!error) {

@@ -22,6 +22,7 @@
 #include "server/reaper.h"
 #include "server/session.h"
 #include "server/socket_place.h"
+#include "server/socket_watch.h"
 
 namespace modelcache {
 
@@ -46,6 +47,8 @@ class Daemon final : private Session::Owner, private LoaderProcess::Owner {
 
   Result<void> OnConnection(UniqueFd& socket, const PeerCredentials& peer);
   void OnSignal();
+  void WatchSocket();
+  void OnSocketChange();
 
   // Queues the actions and performs what is queued, unless that is going on already.
   void Perform(Actions actions);
@@ -64,6 +67,7 @@ class Daemon final : private Session::Owner, private LoaderProcess::Owner {
   void ArmDeadline();
   void ArmMetrics();
   void WriteMetrics();
+  void Stop();
   void BeginStop();
   void EndWhenIdle();
 
@@ -76,6 +80,7 @@ class Daemon final : private Session::Owner, private LoaderProcess::Owner {
   Reaper reaper_;
   ArenaStore store_;
   Listener listener_;
+  SocketWatch watch_;
   boost::asio::signal_set signals_;
   boost::asio::steady_timer deadline_timer_;
   boost::asio::steady_timer metrics_timer_;

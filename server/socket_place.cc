@@ -79,6 +79,15 @@ Result<UniqueFd> TakeLock(const std::string& path) {
   return lock;
 }
 
+// Whether the lock file at the path is still the one this process has locked.
+bool HoldsLock(const UniqueFd& lock, const std::string& path) {
+  struct stat held = {};
+  struct stat there = {};
+  return lock.valid() && ::fstat(lock.get(), &held) == 0 &&
+         ::lstat((path + ".lock").c_str(), &there) == 0 && held.st_dev == there.st_dev &&
+         held.st_ino == there.st_ino;
+}
+
 // Removes a socket nobody listens on. REQUIRES the lock.
 Result<void> ClearPath(const std::string& path) {
   struct stat status = {};
@@ -131,13 +140,26 @@ Result<UniqueFd> BindAndListen(const std::string& path) {
 }  // namespace
 
 SocketPlace::~SocketPlace() {
-  if (!socket_.valid() || inode_ == 0) {
-    return;
-  }
-  struct stat status = {};
-  if (::lstat(path_.c_str(), &status) == 0 && S_ISSOCK(status.st_mode) && status.st_ino == inode_) {
+  if (socket_.valid() && lock_.valid() && file_ && Look(path_) == file_) {
     (void)::unlink(path_.c_str());
   }
+}
+
+std::optional<SocketPlace::FileId> SocketPlace::Look(const std::string& path) {
+  struct statx status = {};
+  constexpr unsigned kWanted = STATX_TYPE | STATX_INO | STATX_BTIME;
+  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, kWanted, &status) != 0 ||
+      !S_ISSOCK(status.stx_mode)) {
+    return std::nullopt;
+  }
+  FileId file;
+  file.device = (std::uint64_t{status.stx_dev_major} << 32U) | status.stx_dev_minor;
+  file.inode = status.stx_ino;
+  if ((status.stx_mask & STATX_BTIME) != 0) {
+    constexpr std::int64_t kNanoseconds = 1'000'000'000;
+    file.born_ns = status.stx_btime.tv_sec * kNanoseconds + status.stx_btime.tv_nsec;
+  }
+  return file;
 }
 
 Result<std::optional<SocketPlace>> SocketPlace::Adopt(int first_fd) {
@@ -169,6 +191,7 @@ Result<std::optional<SocketPlace>> SocketPlace::Adopt(int first_fd) {
     place.path_.assign(address.sun_path, ::strnlen(address.sun_path, bytes));
   }
   place.socket_.Reset(first_fd);
+  place.file_ = Look(place.path_);
   return std::optional<SocketPlace>(std::move(place));
 }
 
@@ -176,12 +199,36 @@ Result<SocketPlace> SocketPlace::Bind(const std::string& path) {
   if (auto checked = CheckSocketPath(path); !checked.ok()) {
     return std::move(checked).error();
   }
+  SocketPlace place;
+  if (auto bound = place.Rebind(path); !bound.ok()) {
+    return std::move(bound).error();
+  }
+  place.path_ = path;
+  return place;
+}
+
+Result<UniqueFd> SocketPlace::BindAgain() {
+  if (!lock_.valid()) {
+    return Error{ErrorCode::kUnavailable, "the socket was passed by a service manager", 0};
+  }
+  const std::string folder = FolderOf(path_);
+  if (::access(folder.c_str(), F_OK) != 0) {
+    return Error{ErrorCode::kUnavailable, "its folder " + folder + " is gone too", 0};
+  }
+  return Rebind(path_);
+}
+
+Result<UniqueFd> SocketPlace::Rebind(const std::string& path) {
   if (auto prepared = PrepareSocketFolder(path); !prepared.ok()) {
     return std::move(prepared).error();
   }
-  Result<UniqueFd> lock = TakeLock(path);
-  if (!lock.ok()) {
-    return std::move(lock).error();
+  UniqueFd taken;
+  if (!HoldsLock(lock_, path)) {
+    Result<UniqueFd> lock = TakeLock(path);
+    if (!lock.ok()) {
+      return std::move(lock).error();
+    }
+    taken = std::move(*lock);
   }
   if (auto cleared = ClearPath(path); !cleared.ok()) {
     return std::move(cleared).error();
@@ -190,15 +237,15 @@ Result<SocketPlace> SocketPlace::Bind(const std::string& path) {
   if (!socket.ok()) {
     return std::move(socket).error();
   }
-  SocketPlace place;
-  place.socket_ = std::move(*socket);
-  place.lock_ = std::move(*lock);
-  place.path_ = path;
-  struct stat status = {};
-  if (::lstat(path.c_str(), &status) == 0) {
-    place.inode_ = status.st_ino;
+  const std::optional<FileId> file = Look(path);
+  if (!file) {
+    return Error{ErrorCode::kUnavailable, "the new socket " + path + " vanished at once", 0};
   }
-  return place;
+  file_ = file;
+  if (taken.valid()) {
+    lock_ = std::move(taken);
+  }
+  return std::exchange(socket_, std::move(*socket));
 }
 
 }  // namespace modelcache

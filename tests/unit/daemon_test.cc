@@ -8,6 +8,7 @@
 #include "common/mapping.h"
 #include "common/memfd.h"
 #include "proto/manifest.h"
+#include "server/socket_place.h"
 #include "tests/support/catch.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/temp_dir.h"
@@ -338,6 +339,49 @@ TEST_CASE("Daemon: a loader that is no program is refused at the start", "[unit]
   CHECK(WEXITSTATUS(status) == 2);
   CHECK_THAT(Slurp(folder / "log"), Contains("--loader: " + folder / "no" + ": No such file"));
   CHECK_FALSE(std::filesystem::exists(folder / "run"));
+}
+
+TEST_CASE("Daemon: its removed socket file comes back, its models stay", "[unit]") {
+  RunningDaemon daemon;
+  REQUIRE(daemon.ready);
+  const std::string file = daemon.folder.Write("m", "ok x");
+  TestClient early = daemon.Client();
+  REQUIRE(early.Open(file).ok());
+  for (int round = 0; round < 2; ++round) {
+    REQUIRE(std::filesystem::remove(daemon.socket));
+    REQUIRE(Eventually([&] { return TestClient::Connect(daemon.socket).has_value(); }));
+    const auto warm = daemon.Client().Open(file);
+    REQUIRE(warm.ok());
+    CHECK(warm->hit);
+    CHECK(early.Status().ok());
+  }
+}
+
+TEST_CASE("Daemon: it ends when something else takes its socket's place", "[unit]") {
+  RunningDaemon daemon;
+  REQUIRE(daemon.ready);
+  const std::string other = daemon.folder / "run/other";
+  std::optional<SocketPlace> living;
+  SECTION("by a file") { (void)daemon.folder.Write("run/other", "precious"); }
+  SECTION("by another daemon") {
+    auto place = SocketPlace::Bind(other);
+    REQUIRE(place.ok());
+    living.emplace(std::move(*place));
+  }
+  std::filesystem::rename(other, daemon.socket);
+  CHECK(daemon.program->Wait() == 0);
+  CHECK_THAT(Slurp(daemon.log), Contains("stopping: the socket file") && Contains(daemon.socket));
+  CHECK(std::filesystem::exists(daemon.socket));
+  CHECK(ConnectUnix(daemon.socket).ok() == living.has_value());
+}
+
+TEST_CASE("Daemon: it ends when the folder of its socket is gone", "[unit]") {
+  RunningDaemon daemon;
+  REQUIRE(daemon.ready);
+  std::filesystem::rename(daemon.folder / "run", daemon.folder / "away");
+  CHECK(daemon.program->Wait() == 0);
+  CHECK_THAT(Slurp(daemon.log), Contains("folder") && Contains("gone"));
+  CHECK_FALSE(std::filesystem::exists(daemon.folder / "run"));
 }
 
 TEST_CASE("Daemon: verify, evict and metrics answer through the socket", "[unit]") {

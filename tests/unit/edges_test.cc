@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <list>
+#include <optional>
+#include <utility>
 
 #include "server/config.h"
 #include "server/notify.h"
@@ -198,6 +200,51 @@ TEST_CASE("SocketPlace: a dead socket is replaced, a living one is not", "[unit]
   CHECK(SocketPlace::Bind(path).ok());
 }
 
+TEST_CASE("SocketPlace: a removed file is bound again", "[unit]") {
+  TempDir folder;
+  const std::string path = folder / "run/socket";
+  {
+    auto place = SocketPlace::Bind(path);
+    REQUIRE(place.ok());
+    CHECK(place->Reachable());
+    REQUIRE(std::filesystem::remove(path));
+    CHECK_FALSE(place->Reachable());
+    const int before = place->fd();
+    const auto old = place->BindAgain();
+    REQUIRE(old.ok());
+    CHECK(old->get() == before);
+    CHECK(place->Reachable());
+    CHECK(ConnectUnix(path).ok());
+    CHECK(SocketPlace::Bind(path).error().code == ErrorCode::kAlreadyRunning);
+  }
+  CHECK_FALSE(std::filesystem::exists(path));
+}
+
+TEST_CASE("SocketPlace: what lies in its place meanwhile stays there", "[unit]") {
+  TempDir folder;
+  const std::string path = folder / "run/socket";
+  std::optional<SocketPlace> place;
+  place.emplace(SocketPlace::Bind(path).value());
+  std::filesystem::remove_all(folder / "run");
+  CHECK_FALSE(place->Reachable());
+  CHECK(place->BindAgain().error().code == ErrorCode::kUnavailable);
+  SECTION("another daemon") {
+    const auto other = SocketPlace::Bind(path);
+    REQUIRE(other.ok());
+    CHECK_FALSE(place->Reachable());
+    CHECK(place->BindAgain().error().code == ErrorCode::kAlreadyRunning);
+    place.reset();
+    CHECK(ConnectUnix(path).ok());
+  }
+  SECTION("a file") {
+    std::filesystem::create_directory(folder / "run");
+    (void)folder.Write("run/socket", "precious");
+    CHECK(place->BindAgain().error().code == ErrorCode::kInvalidArgument);
+    place.reset();
+    CHECK(std::filesystem::file_size(path) == 8);
+  }
+}
+
 TEST_CASE("SocketPlace: files, links and folders at the path stay untouched", "[unit]") {
   TempDir folder;
   const std::string path = folder / "socket";
@@ -277,6 +324,11 @@ TEST_CASE("SocketPlace: a passed socket is adopted and its file stays", "[unit]"
     REQUIRE(adopted.ok());
     REQUIRE(adopted->has_value());
     CHECK((*adopted)->path() == path);
+    CHECK((*adopted)->Reachable());
+    std::filesystem::rename(path, path + ".away");
+    CHECK_FALSE((*adopted)->Reachable());
+    CHECK((*adopted)->BindAgain().error().code == ErrorCode::kUnavailable);
+    std::filesystem::rename(path + ".away", path);
     CHECK((::fcntl((*adopted)->fd(), F_GETFD) & FD_CLOEXEC) != 0);
   }
   CHECK(std::filesystem::exists(path));
