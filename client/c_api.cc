@@ -21,6 +21,7 @@
 #include "common/c_boundary.h"
 #include "common/error.h"
 #include "common/socket_folder.h"
+#include "common/utf8.h"
 #include "proto/dtype.h"
 #include "proto/manifest.h"
 #include "proto/version.h"

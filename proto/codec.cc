@@ -141,6 +141,11 @@ class Reader {
     }
   }
 
+  template <typename T>
+  void Read(const Json& json, std::string_view name, std::optional<T>& out) {
+    Read(json, name, out.emplace());
+  }
+
   template <Struct T>
   void Read(const Json& json, std::string_view name, T& out);
 
@@ -160,11 +165,18 @@ void Members(auto& a, HelloReply& m) {
 }
 void Members(auto& a, ErrorReply& m) {
   a.Required("code", m.code).Member("message", m.message).Member("errno", m.errno_value);
+  a.Member("detail", m.detail);
 }
 void Members(auto&, EmptyReply&) {}
 void Members(auto& a, FileRef& m) { a.Required("name", m.name).Member("path", m.path); }
+void Members(auto& a, CallRequest& m) {
+  a.Required("key", m.key).Member("name", m.name).Required("arguments", m.arguments);
+  a.Member("environment", m.environment).Required("folder", m.folder);
+  a.Member("stale", m.stale).Member("stale_reason", m.stale_reason);
+}
 void Members(auto& a, OpenRequest& m) {
-  a.Member("files", m.files).Member("model", m.model).Member("name", m.name);
+  a.Member("files", m.files).Member("model", m.model).Member("call", m.call);
+  a.Member("name", m.name);
   a.Member("format", m.format).Member("device", m.device).Member("pin", m.pin);
   a.Member("count_hit", m.count_hit);
   a.Member("want_descriptors", m.want_descriptors).Member("want_progress", m.want_progress);

@@ -37,8 +37,7 @@ void SendRefusal(int socket, const Error& error) {
         std::span<const std::byte, kFrameHeaderBytes>(hello.data(), kFrameHeaderBytes));
     header.request_id = first.ok() ? first->request_id : header.request_id;
   }
-  const std::string frame =
-      EncodeFrame(header, Encode(ErrorReply{error.code, error.message, error.errno_value}));
+  const std::string frame = EncodeFrame(header, Encode(ToReply(error)));
   (void)SendSome(socket, std::as_bytes(std::span(frame)), {});
 }
 

@@ -26,8 +26,8 @@ Result<void> FillAndCommit(LoaderChannel& channel, const JobRequest& request,
   auto placed = PlaceModel(plan, *sharing, request.arena_max_bytes);
   if (!placed.ok()) {
     const Error& error = placed.error();  // of a tensor, then: it does not know the file
-    return error.code == ErrorCode::kBadFile && !files.empty() ? files.front().Bad(error.message)
-                                                               : error;
+    const bool of_file = error.code == ErrorCode::kBadFile && !files.empty();
+    return of_file ? files.front().Bad(error.message) : error;
   }
   CommitRequest commit;
   {

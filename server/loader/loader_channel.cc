@@ -143,9 +143,9 @@ Result<void> LoaderChannel::SendVerified(VerifiedEvent event) {
 }
 
 Result<void> LoaderChannel::SendFailed(const Error& error) {
-  ErrorReply event = ToReply(error);
-  event.message = Printable(event.message);
-  return SendEvent(MessageType::kJobFailed, event);
+  ErrorReply reply = ToReply(error);
+  reply.message = Printable(reply.message);
+  return SendEvent(MessageType::kJobFailed, reply);
 }
 
 }  // namespace modelcache

@@ -9,8 +9,6 @@
 namespace modelcache {
 namespace {
 
-const ErrorReply* Refusal(const Actions& actions) { return SentBody<ErrorReply>(actions); }
-
 OpenRequest Call(std::uint8_t number) {
   OpenRequest request;
   request.call.emplace();

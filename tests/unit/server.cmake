@@ -1,7 +1,7 @@
 # Tests of the daemon's logic and edges.
 modelcache_test(server_logic_test LABEL unit
   SOURCES
-    catalog_test.cc dispatcher_memory_test.cc dispatcher_test.cc dispatcher_waiting_test.cc
+    calls_test.cc catalog_test.cc dispatcher_memory_test.cc dispatcher_test.cc dispatcher_waiting_test.cc
     metrics_test.cc planner_test.cc
   LIBS modelcache_server)
 
