@@ -76,7 +76,7 @@ class _Header(NamedTuple):
     table: Table
     extras: List[Tuple[Any, ...]]
     buffers: List[int]
-    packages: List[str]
+    packages: Dict[str, str]
     hook_id: int
 
 
@@ -194,9 +194,7 @@ def load_back(dumped: Dumped, references: Optional[Mapping[str, Any]] = None) ->
             dumped.stream, dumped.storages.__getitem__, references or {}, None
         )
     except Exception as failure:
-        raise Uncacheable(
-            "", f"it cannot be made again ({_shown(failure)})"
-        ) from failure
+        raise Uncacheable("", f"it cannot be made again ({_shown(failure)})") from failure
     if versions(tensors) != before:
         raise Uncacheable("", "its classes write to its tensors when it is made again")
     return obj

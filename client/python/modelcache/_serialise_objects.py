@@ -9,17 +9,19 @@ import copyreg
 import importlib
 import io
 import marshal
+import os
 import sys
 import threading
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch.nn.modules.module import _WrappedHook as WrappedHook
 from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
+from modelcache import _serialise_quirks as quirks
 from modelcache import _serialise_script as script
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ REMOTE_CODE = {
     "transformers_modules": "transformers.dynamic_module_utils",
     "diffusers_modules": "diffusers.utils.dynamic_modules_utils",
 }
+
+STABLE_FAST = "sfast"
 
 _HOOK_TABLES = (
     "_backward_hooks",
@@ -43,6 +47,9 @@ _HOOK_TABLES = (
 )
 _COMPILED = "a compiled module cannot travel: compile it after loading"
 _MEMBER_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+_Lock = type(threading.Lock())
 
 
 class Refused(Exception):
@@ -192,9 +199,14 @@ def is_importable(value: Any) -> bool:
 
 
 def _note_remote_code(pickler: "Pickler", module: Optional[str]) -> None:
-    package = (module or "").partition(".")[0]
+    package, *inner = (module or "").split(".")
+    if package == STABLE_FAST:
+        pickler.packages[package] = ""
     if package in REMOTE_CODE and package not in pickler.packages:
-        pickler.packages.append(package)
+        folder = os.path.dirname(sys.modules[module or ""].__file__ or "")
+        for _ in inner:
+            folder = os.path.dirname(folder)
+        pickler.packages[package] = folder
 
 
 def _reduce_class(pickler: "Pickler", kind: type) -> Any:
@@ -204,25 +216,31 @@ def _reduce_class(pickler: "Pickler", kind: type) -> Any:
     return NotImplemented
 
 
+_FUNCTION_STATE = (
+    "__module__",
+    "__name__",
+    "__qualname__",
+    "__kwdefaults__",
+    "__doc__",
+    "__dict__",
+    "__annotations__",
+)
+
+
 def _reduce_function(pickler: "Pickler", function: types.FunctionType) -> Any:
     _note_remote_code(pickler, function.__module__)
     if is_importable(function):
         return function.__qualname__
-    module = sys.modules.get(function.__module__ or "")
-    if module is None:
+    home = function.__globals__.get("__name__")  # __module__ may be that of a function it wraps
+    module = sys.modules.get(home or "")
+    if module is None or home != "__main__" and function.__globals__ is not vars(module):
         return NotImplemented
-    if function.__module__ != "__main__" and function.__globals__ is not vars(module):
-        return NotImplemented
+    if home.partition(".")[0] == STABLE_FAST:
+        pickler.packages[STABLE_FAST] = ""
+        pickler.fresh_locks += filter(_is_free, map(_contents, function.__closure__ or ()))
     code = marshal.dumps(function.__code__)
-    arguments = (code, function.__module__, function.__defaults__, function.__closure__)
-    state = {
-        "__name__": function.__name__,
-        "__qualname__": function.__qualname__,
-        "__kwdefaults__": function.__kwdefaults__,
-        "__doc__": function.__doc__,
-        "__dict__": function.__dict__,
-        "__annotations__": function.__annotations__,
-    }
+    arguments = (code, home, function.__defaults__, function.__closure__)
+    state = {name: getattr(function, name) for name in _FUNCTION_STATE}
     return (_make_function, arguments, state, None, None, _set_function)
 
 
@@ -237,6 +255,24 @@ def _make_function(
 def _set_function(function: types.FunctionType, state: Dict[str, Any]) -> None:
     for name, value in state.items():
         setattr(function, name, value)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _is_free(value: Any) -> bool:
+    return type(value) is _Lock and not value.locked()
+
+
+def _reduce_lock(pickler: "Pickler", lock: Any) -> Any:
+    """One that is known to guard nothing while no call runs is made anew."""
+    if any(known is lock for known in pickler.fresh_locks):
+        return (threading.Lock, ())
+    return NotImplemented
 
 
 def _reduce_cell(cell: types.CellType) -> Any:
@@ -334,6 +370,7 @@ _BY_TYPE: Dict[type, Callable[["Pickler", Any], Any]] = {
     types.MethodType: _reduce_method,
     types.BuiltinMethodType: _reduce_builtin_method,
     WrappedHook: _reduce_wrapped_hook,
+    _Lock: _reduce_lock,
     types.CellType: lambda pickler, value: _reduce_cell(value),
     object: _reduce_sentinel,
     weakref.ref: _reduce_weak,
@@ -366,10 +403,15 @@ def reduce(pickler: "Pickler", value: Any) -> Any:
 # ---- before a stream is loaded ------------------------------------------------------------------
 
 
-def prepare(packages: List[str], hook_id: int) -> None:
+def prepare(packages: Dict[str, str], hook_id: int) -> None:
     """Makes remote code importable, and keeps later hooks from taking the place of loaded ones."""
-    for package in packages:
+    for package, folder in packages.items():
+        if package == STABLE_FAST:
+            quirks.stable_fast()
+            continue
         importlib.import_module(REMOTE_CODE[package]).init_hf_modules()
+        if folder not in sys.path:
+            sys.path.append(folder)
         importlib.invalidate_caches()
     handle = torch.utils.hooks.RemovableHandle
     handle.next_id = max(handle.next_id, hook_id + 1)

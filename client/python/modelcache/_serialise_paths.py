@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import datetime
+import decimal
 import enum
 import functools
+import pathlib
+import re
 import types
+import uuid
 import weakref
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -29,6 +34,17 @@ ATOMS = frozenset(
         torch.device,
         torch.layout,
         torch.memory_format,
+        datetime.date,
+        datetime.datetime,
+        datetime.timedelta,
+        decimal.Decimal,
+        pathlib.PosixPath,
+        pathlib.PurePosixPath,
+        pathlib.PureWindowsPath,
+        range,
+        re.Pattern,
+        slice,
+        uuid.UUID,
     }
 )
 _GLOBALS = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum)

@@ -42,7 +42,8 @@ class Pickler(_Base):
         self.buffers: List[int] = []  # storages that are out of band, in order
         self.last: Any = None  # what it was at when it failed
         self.hook_id = -1  # the largest in use
-        self.packages: List[str] = []  # of code that came with model folders
+        self.packages: Dict[str, str] = {}  # of code that came with models, and their folders
+        self.fresh_locks: List[Any] = []  # that may be made anew
         self._references = references
         self._foreign = foreign
         self._extra_numbers: Dict[Any, int] = {}

@@ -189,9 +189,13 @@ def _reduce_wrapper(tensor: torch.Tensor, refuse: Callable[[str], Exception]) ->
         raise refuse(f"a {type(tensor).__name__} of symbolic shape cannot travel") from failure
     arguments = (type(tensor), inner, context, shape, stride, tensor.requires_grad)
     state = _state(tensor)
-    return (_unflatten, arguments, state, None, None, set_state) if state else (
-        _unflatten,
-        arguments,
+    return (
+        (_unflatten, arguments, state, None, None, set_state)
+        if state
+        else (
+            _unflatten,
+            arguments,
+        )
     )
 
 

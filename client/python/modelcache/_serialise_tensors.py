@@ -168,9 +168,7 @@ class Rows:
         flags |= INFERENCE * tensor.is_inference()
         storage = self._storages.number(tensor.untyped_storage())
         shape, stride = tuple(tensor.shape), tensor.stride()
-        self.rows.append(
-            Row(tensor.dtype, storage, tensor.storage_offset(), shape, stride, flags)
-        )
+        self.rows.append(Row(tensor.dtype, storage, tensor.storage_offset(), shape, stride, flags))
         self.tensors.append(tensor)
         return len(self.rows) - 1
 
@@ -204,7 +202,7 @@ class Table(NamedTuple):
 
     count: int
     places: List[Any]
-    whole: List[Tuple[str, List[Any]]]  # by dtype: number, storage, elements, shape, flags, flat
+    whole: List[Tuple[str, List[Any]]]  # by dtype: number, storage, elements, flags, shape, stride
     strided: List[Tuple[Any, ...]]  # number, dtype, then as Row
     attributes: List[Tuple[Dict[str, Any], List[int]]]  # and the numbers that have them
 
@@ -216,25 +214,23 @@ def describe(rows: Rows, storages: Storages, places: List[Any]) -> Table:
         name = str(row.dtype).partition(".")[2]
         if _covers_storage(row, rows.tensors[number], storages, places):
             elements = rows.tensors[number].numel()
-            flat = row.shape == (elements,)
+            flat = row.shape == (elements,) and row.stride == (1,)
+            shape = None if flat else row.shape
             whole.setdefault(name, []).extend(
-                (number, places[row.storage], elements, row.shape, row.flags, flat)
+                (number, places[row.storage], elements, row.flags, shape, row.stride)
             )
         else:
             strided.append((number, name, *row[1:]))
     return Table(len(rows.rows), places, list(whole.items()), strided, rows.attributes())
 
 
-def _covers_storage(
-    row: Row, tensor: torch.Tensor, storages: Storages, places: List[Any]
-) -> bool:
-    """True for a contiguous tensor that has its storage for itself."""
+def _covers_storage(row: Row, tensor: torch.Tensor, storages: Storages, places: List[Any]) -> bool:
+    """True for a tensor that has its storage for itself, whole."""
     return (
         isinstance(places[row.storage], int)
         and storages.uses[row.storage] == 1
         and row.offset == 0
         and row.flags & ~(GRAD | PARAMETER) == 0
-        and tensor.is_contiguous()
         and storages.all[row.storage].nbytes() == tensor.numel() * tensor.element_size()
     )
 
@@ -277,12 +273,11 @@ class Builder:
                 made[number].__dict__.update(hung)
         return made
 
-    def _fill_from_storages(
-        self, made: List[Any], dtype: torch.dtype, columns: List[Any]
-    ) -> None:
+    def _fill_from_storages(self, made: List[Any], dtype: torch.dtype, columns: List[Any]) -> None:
         each = iter(columns)
-        for number, storage, _, shape, flags, _ in zip(each, each, each, each, each, each):
-            tensor = _seed(dtype, _CPU).set_(self._once(storage), 0, shape, _contiguous(shape))
+        for number, storage, elements, flags, shape, stride in zip(*[each] * 6):
+            tensor = _seed(dtype, _CPU)
+            tensor.set_(self._once(storage), 0, (elements,) if shape is None else shape, stride)
             made[number] = _with_flags(tensor, flags)
 
     def _strided(
@@ -301,20 +296,18 @@ class Builder:
             return _with_flags(tensor, flags)
 
 
-def _fill_whole(
-    made: List[Any], dtype: torch.dtype, columns: List[Any], window: Window
-) -> bool:
+def _fill_whole(made: List[Any], dtype: torch.dtype, columns: List[Any], window: Window) -> bool:
     """False when torch makes no tensor of this dtype from a buffer."""
     buffer, offsets = window
     frombuffer, parameter = torch.frombuffer, torch.nn.Parameter
     each = iter(columns)
     try:
-        for number, storage, elements, shape, flags, flat in zip(
+        for number, storage, elements, flags, shape, stride in zip(
             each, each, each, each, each, each
         ):
             tensor = frombuffer(buffer, dtype=dtype, count=elements, offset=offsets[storage])
-            if not flat:
-                tensor.resize_(shape)  # in place: a view would remember the tensor it is of
+            if shape is not None:
+                tensor.as_strided_(shape, stride)  # in place: a view would remember what it is of
             if flags & PARAMETER:
                 tensor.__class__ = parameter
             if flags & GRAD:
@@ -329,14 +322,6 @@ def _seed(dtype: torch.dtype, device: torch.device, inference: bool = False) -> 
     if device == _CPU and not inference:
         return torch.frombuffer(_SEED, dtype=dtype, count=1)
     return torch.empty(0, dtype=dtype, device=device)
-
-
-def _contiguous(shape: Tuple[int, ...]) -> Tuple[int, ...]:
-    stride, step = [], 1
-    for size in reversed(shape):
-        stride.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(stride))
 
 
 def _with_flags(tensor: torch.Tensor, flags: int) -> torch.Tensor:

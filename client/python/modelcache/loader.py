@@ -54,10 +54,11 @@ def main() -> int:
 
 def run(job: "Job") -> None:
     """Ends the job with a commit or with a failure that says why."""
-    from modelcache import _payload
+    from modelcache import _payload, _serialise_quirks
 
     call = _payload.decode(job.payload())
     _payload.enter(call.context)
+    _serialise_quirks.prepare_loader()
     os.environ["MODELCACHE_DISABLE"] = "1"
     _stand_for_script(call.context["script"])
     references = _References(call.references)
