@@ -57,10 +57,13 @@ def model_files():
     yield "torch_cut", plain[: len(plain) // 2]
     yield "torch_quantised", checkpoint(torch.quantize_per_tensor(base, 0.1, 3, torch.qint8))
     yield "torch_legacy", checkpoint(state, _use_new_zipfile_serialization=False)
+    names = {"a": {"b": base}, "a.b": base, 1: base, "1": base, (1, 2): base, "['a']['b']": base}
+    yield "torch_names", checkpoint(names)
     yield "torch_runs_code", checkpoint({"x": Path("/tmp")})
     out = io.BytesIO()
     np.savez(out, a=np.arange(6).reshape(2, 3), b=np.asfortranarray(np.eye(3)))
     yield "npz", out.getvalue()
+    yield "npz_repacked", repacked(out.getvalue())
     out = io.BytesIO()
     torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), out)
     yield "torchscript", out.getvalue()
