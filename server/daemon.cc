@@ -117,12 +117,14 @@ void Daemon::Run() {
 void Daemon::RunLoop() {
   TimePoint last = Now();
   while (!loop_.stopped()) {
-    if (loop_.poll() > 0) {
+    bool worked = loop_.poll() > 0;
+    if (!worked && Now() - last >= kLookAgain) {
+      worked = loop_.run_one() > 0;
+    }
+    if (worked) {
       last = Now();
-    } else if (Now() - last < kLookAgain) {
+    } else {
       (void)::sched_yield();  // whoever asks next may need this processor
-    } else if (loop_.run_one() > 0) {
-      last = Now();
     }
   }
 }

@@ -274,8 +274,7 @@ class TorchModel {
                      "quantized tensor '" + Shown(view.name()) + "' has no quantizer"};
     }
     if (raw.storage == MC_NO_STORAGE) {
-      return Failure{MC_UNSUPPORTED,
-                     "quantized tensor '" + Shown(view.name()) + "' has no data"};
+      return Failure{MC_UNSUPPORTED, "quantized tensor '" + Shown(view.name()) + "' has no data"};
     }
     at::Tensor tensor = at::detail::make_tensor<at::QTensorImpl>(
         c10::Storage(StorageOf(raw.storage)), c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU),
