@@ -51,18 +51,6 @@ struct mc_model {
 
 namespace {
 
-// Gives the caller as much of `from` as the caller's struct has room for. REQUIRES to != nullptr.
-template <typename Struct>
-mc_status CopyOut(Struct from, Struct* to) {
-  const std::uint32_t size = to->struct_size;
-  if (size < sizeof(std::uint32_t)) {
-    return FailArgument("struct_size is not set");
-  }
-  from.struct_size = size;
-  std::memcpy(to, &from, std::min<std::size_t>(size, sizeof(Struct)));
-  return MC_OK;
-}
-
 mc_status GiveText(const std::string& text, char** out) {
   auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) {

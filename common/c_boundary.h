@@ -79,4 +79,16 @@ bool CopyIn(const Struct* from, Struct& to) {
   return true;
 }
 
+// Gives the caller as much of `from` as the caller's struct has room for. REQUIRES to != nullptr.
+template <typename Struct>
+std::int32_t CopyOut(Struct from, Struct* to) {
+  const std::uint32_t size = to->struct_size;
+  if (size < sizeof(std::uint32_t)) {
+    return FailArgument("struct_size is not set");
+  }
+  from.struct_size = size;
+  std::memcpy(to, &from, std::min<std::size_t>(size, sizeof(Struct)));
+  return static_cast<std::int32_t>(ErrorCode::kOk);
+}
+
 }  // namespace modelcache

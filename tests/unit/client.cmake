@@ -24,7 +24,7 @@ modelcache_test(ctl_test LABEL unit
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/ctl_test.cc
   LIBS modelcache_ctl)
 modelcache_test(client_api_test LABEL unit
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_api_test.cc ${CMAKE_CURRENT_LIST_DIR}/dlpack_test.cc
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_api_test.cc ${CMAKE_CURRENT_LIST_DIR}/knapsack_c_test.cc ${CMAKE_CURRENT_LIST_DIR}/dlpack_test.cc
   LIBS modelcache_client modelcache_test_peer ${CMAKE_DL_LIBS})
 if(TARGET modelcache::torch)
   modelcache_test(torch_header_test LABEL torch

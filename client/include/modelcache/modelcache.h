@@ -454,6 +454,71 @@ MC_API mc_status mc_model_script_record_at(const mc_model* model, uint64_t index
 MC_API mc_status mc_model_extra_file_at(const mc_model* model, uint64_t index, const char** name,
                                         const char** bytes, uint64_t* byte_count);
 
+/* ---- knapsack ------------------------------------------------------------------------------- */
+
+/* The exact 0/1 knapsack behind the recompute planner; needs no daemon. docs/planner.md. */
+
+enum {
+  MC_KNAPSACK_AUTO = 0, /* what is fastest; the only method that combines the other two */
+  MC_KNAPSACK_LIST = 1, /* lists of undominated states */
+  MC_KNAPSACK_DENSE = 2 /* tables over every capacity: time grows with count x capacity */
+};
+
+/* Values of mc_knapsack.pins. */
+enum { MC_KNAPSACK_FREE = 0, MC_KNAPSACK_IN = 1, MC_KNAPSACK_OUT = 2 };
+
+/* Values of mc_knapsack_result.end. */
+enum {
+  MC_KNAPSACK_OPTIMAL = 0,
+  MC_KNAPSACK_WITHIN_TOLERANCE = 1, /* the bound is within the gap that was asked for */
+  MC_KNAPSACK_LIMIT = 2 /* the work or memory limit ended the search; the bound is still proven */
+};
+
+typedef struct mc_knapsack {
+  uint32_t struct_size;
+  uint32_t method;            /* MC_KNAPSACK_AUTO, _LIST or _DENSE */
+  uint64_t count;             /* items */
+  const uint64_t* weights;    /* bytes, or any unit; or NULL and `real_weights` */
+  const double* real_weights; /* fractions of anything; or NULL and `weights` */
+  const double* values;       /* seconds, or any unit */
+  const uint8_t* pins;        /* MC_KNAPSACK_FREE, _IN or _OUT for each item; NULL: all free */
+  uint64_t capacity;          /* for `weights` */
+  double real_capacity;       /* for `real_weights` */
+  double quantum;      /* for `real_weights`: above 0, each is rounded up to a multiple of it and
+                          the capacity down; 0: no quanta */
+  double absolute_gap; /* the answer may be worth this much less than the optimum, */
+  double relative_gap; /* or this part of the optimum, whichever is more */
+  uint64_t memory_limit_bytes; /* of states and tables; 0: 64 MiB */
+  uint64_t work_limit;         /* states generated, about 20 ns each; 0: 100,000,000 */
+  uint32_t threads;            /* 2: large tables use a second thread during the call; 0: 1 */
+  uint32_t reserved;
+} mc_knapsack;
+
+typedef struct mc_knapsack_result {
+  uint32_t struct_size;
+  uint32_t end;         /* MC_KNAPSACK_OPTIMAL, _WITHIN_TOLERANCE or _LIMIT */
+  double value;         /* of what was taken */
+  double bound;         /* no choice is worth more */
+  uint64_t weight;      /* of what was taken, in units */
+  uint64_t capacity;    /* in units; weight <= capacity always */
+  double units_per_one; /* units in a weight of 1; 1 for `weights` */
+  uint64_t work;        /* as counted against work_limit */
+  uint64_t peak_states; /* longest list of states */
+} mc_knapsack_result;
+
+/* Chooses items within the capacity so that their value is largest: taken[i] becomes 1 or 0. Equal
+ * input gives the equal answer, on every machine: there is no clock in it. Items of value 0 are not
+ * taken, items of weight 0 are, pins apart.
+ * `real_weights` that are multiples of 1/10,000 or of 10^-9, as near as a double can be, count as
+ * such: 0.1 and 0.2 fit into 0.3. Otherwise rounding goes against the choice, never over the
+ * capacity. Values are rounded by less than 2^-60 of their sum. `out` may be NULL.
+ * Errors: MC_INVALID_ARGUMENT; the message names list and index: NaN, infinity or a negative
+ * number, sums of 2^57 units of weight or more among items that fit one by one, pins above the
+ * capacity. MC_LIMIT: more than 16,777,216 items; the tables of MC_KNAPSACK_DENSE need more memory
+ * than allowed; out of memory. */
+MC_API mc_status mc_knapsack_solve(const mc_knapsack* problem, uint8_t* taken,
+                                   mc_knapsack_result* out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -122,6 +122,41 @@ class Tables(Structure):
     ]
 
 
+class Knapsack(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("method", c_uint32),
+        ("count", c_uint64),
+        ("weights", c_void_p),
+        ("real_weights", c_void_p),
+        ("values", c_void_p),
+        ("pins", c_void_p),
+        ("capacity", c_uint64),
+        ("real_capacity", c_double),
+        ("quantum", c_double),
+        ("absolute_gap", c_double),
+        ("relative_gap", c_double),
+        ("memory_limit_bytes", c_uint64),
+        ("work_limit", c_uint64),
+        ("threads", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class KnapsackResult(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("end", c_uint32),
+        ("value", c_double),
+        ("bound", c_double),
+        ("weight", c_uint64),
+        ("capacity", c_uint64),
+        ("units_per_one", c_double),
+        ("work", c_uint64),
+        ("peak_states", c_uint64),
+    ]
+
+
 MC_OPEN_PIN = 1
 MC_NO_STORAGE = 0xFFFFFFFF
 MC_AUTOSTART_NEVER = 1
@@ -165,6 +200,7 @@ _SIGNATURES = {
     "mc_model_metadata": (c_int32, [_MODEL, POINTER(c_void_p), POINTER(c_uint64)]),
     "mc_model_tables": (c_int32, [_MODEL, POINTER(Tables)]),
     "mc_model_dlpack": (c_int32, [_MODEL, c_uint64, POINTER(c_void_p)]),
+    "mc_knapsack_solve": (c_int32, [POINTER(Knapsack), c_void_p, POINTER(KnapsackResult)]),
 }
 
 
