@@ -42,11 +42,11 @@ def test_what_the_demo_suggests_works_when_pasted_anywhere(tmp_path):
         ["bash", "-ec", "\n".join(commands)], cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=False,
         env=dict({k: v for k, v in os.environ.items() if k != "MODELCACHE_AUTOSTART"},
-                 MODELCACHE_SOCKET=str(tmp_path / "run" / "socket")),
+                 MODELCACHE_SOCKET=str(tmp_path / "socket")),
     )
     assert done.returncode == 0, done.stdout
     assert "tensor([0., 1., 2., 3.])" in done.stdout
     ctl = ROOT / "build" / "release" / "bin" / "modelcachectl"
-    assert subprocess.run([ctl, "--socket", tmp_path / "run" / "socket", "status"],
+    assert subprocess.run([ctl, "--socket", tmp_path / "socket", "status"],
                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                           env=dict(os.environ, MODELCACHE_AUTOSTART="0"), check=False).returncode == 3

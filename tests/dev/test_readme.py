@@ -26,7 +26,7 @@ def shell(tmp_path_factory):
         pytest.skip("build/release is not built")
     folder = tmp_path_factory.mktemp("reader")
     env = {k: v for k, v in os.environ.items() if not k.startswith("MODELCACHE_") or k == "MODELCACHE_PYTHON"}
-    env["MODELCACHE_SOCKET"] = str(folder / "run" / "socket")
+    env["MODELCACHE_SOCKET"] = str(folder / "socket")
 
     def run(lines):
         done = subprocess.run(
